@@ -1,0 +1,1 @@
+"""TorchRL: collectors, advantage transforms and training over `polopt.losses`."""

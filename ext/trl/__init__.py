@@ -1,0 +1,1 @@
+"""TRL: the GRPO trainer with the losses and advantages of `polopt.losses`."""

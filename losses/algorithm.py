@@ -1,0 +1,120 @@
+"""A named algorithm: what a loop needs to know, and nothing about the loop."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from polopt.losses.objective import Objective
+
+__all__ = ["Advantage", "Algorithm", "Sampling", "ValueTerm"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advantage:
+    """A function that estimates advantages, with its settings.
+
+    The loop hands in what the function names: see `needs`.
+
+    Attributes:
+        estimate: A function of `polopt.losses.advantages`, or one like it: tensors are
+            positional parameters, settings are keyword-only.
+        settings: Values of its keyword-only parameters.
+        whiten: Normalise the advantages of the whole batch (all ranks) to mean zero and
+            standard deviation one before the first update.
+
+    Raises:
+        ValueError: If a setting is not a parameter of the function, or one is missing.
+    """
+
+    estimate: Callable[..., Any]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    whiten: bool = False
+
+    def __post_init__(self) -> None:
+        name = getattr(self.estimate, "__name__", repr(self.estimate))
+        known = {
+            p.name: p
+            for p in inspect.signature(self.estimate).parameters.values()
+            if p.kind is p.KEYWORD_ONLY
+        }
+        for key in self.settings:
+            if key not in known:
+                raise ValueError(f"{name} has no setting {key!r}, expected one of {sorted(known)}")
+        for key, parameter in known.items():
+            if parameter.default is parameter.empty and key not in self.settings:
+                raise ValueError(f"{name} needs the setting {key!r}")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names of the tensors that the function reads, in order, without the optional ones."""
+        return tuple(
+            p.name
+            for p in inspect.signature(self.estimate).parameters.values()
+            if p.kind is not p.KEYWORD_ONLY and p.default is p.empty
+        )
+
+    def __call__(self, *tensors: Any, **named: Any) -> Any:  # noqa: ANN401
+        """Call the function with its settings."""
+        return self.estimate(*tensors, **named, **self.settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueTerm:
+    """How the value function is trained beside the policy.
+
+    Attributes:
+        coef: Weight of `value_loss` in the sum of the losses.
+        clip: Largest change of the value that is credited, in units of the return, or none.
+        loss: Squared error (halved) or Huber loss, see `polopt.losses.value_loss`.
+    """
+
+    coef: float = 0.5
+    clip: float | None = None
+    loss: Literal["mse", "huber"] = "mse"
+
+    def __post_init__(self) -> None:
+        if self.coef < 0.0:
+            raise ValueError(f"coef must not be negative, got {self.coef}")
+        if self.clip is not None and not self.clip > 0.0:
+            raise ValueError(f"clip must be positive or none, got {self.clip}")
+        if self.loss not in ("mse", "huber"):
+            raise ValueError(f"loss must be 'mse' or 'huber', got {self.loss!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Which groups a batch is filled with (DAPO eq. 11, https://arxiv.org/abs/2503.14476).
+
+    Attributes:
+        refill: Replace groups that carry no signal until the batch is full: those whose
+            answers are all correct or all wrong (`"correct"`, the paper's rule), or those
+            whose rewards are all equal (`"reward"`). None keeps every group.
+        max_rounds: Further generation rounds for one batch, at most.
+    """
+
+    refill: Literal["correct", "reward"] | None = None
+    max_rounds: int = 8
+
+    def __post_init__(self) -> None:
+        if self.refill not in ("correct", "reward", None):
+            raise ValueError(f"refill must be 'correct', 'reward' or none, got {self.refill!r}")
+        if self.max_rounds < 1:
+            raise ValueError(f"max_rounds must be at least 1, got {self.max_rounds}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """One named algorithm: a loss and what goes with it.
+
+    Attributes:
+        objective: The point on the axes of the policy loss.
+        advantage: How advantages are estimated.
+        value: How a critic is trained; None for algorithms without one.
+        sampling: Which groups a batch is filled with.
+    """
+
+    objective: Objective
+    advantage: Advantage
+    value: ValueTerm | None = None
+    sampling: Sampling = field(default_factory=Sampling)
