@@ -1,0 +1,85 @@
+"""The installed package is whole, typed, light to import and points where it should."""
+
+import subprocess
+import sys
+from importlib.metadata import metadata, version
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+import polopt
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("losses", "envs", "ext", "launch")
+
+
+def test_version_has_one_source():
+    assert version("polopt") == polopt.__version__
+    written = [
+        path.name
+        for path in [
+            ROOT / "pyproject.toml",
+            *(f for d in FOLDERS for f in (ROOT / d).rglob("*.py")),
+        ]
+        if f'"{polopt.__version__}"' in path.read_text()
+    ]
+    assert written == ["__init__.py"]
+
+
+def test_changelog_knows_the_version():
+    assert f"## {polopt.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_metadata():
+    data = metadata("polopt")
+    assert data["License-Expression"] == "Apache-2.0"
+    assert data["Requires-Python"] == ">=3.11"
+    assert set(data.get_all("Provides-Extra")) == {"torchrl", "trl", "control", "vllm", "all"}
+    assert not [r for r in data.get_all("Requires-Dist") if 'extra == "all"' in r and "vllm" in r]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_every_source_file_is_installed(folder):
+    """Fails when a sub-package is missing from `packages` in pyproject.toml."""
+    sources = {
+        p.relative_to(ROOT / folder).as_posix()
+        for p in (ROOT / folder).rglob("*")
+        if p.suffix in {".py", ".yaml"} and not p.is_relative_to(ROOT / "launch" / "_root")
+    }
+    installed = files(f"polopt.{folder}")
+    assert sources
+    assert [s for s in sorted(sources) if not installed.joinpath(s).is_file()] == []
+
+
+def test_typed():
+    assert files("polopt").joinpath("py.typed").is_file()
+
+
+@pytest.mark.parametrize(
+    ("module", "banned"),
+    [
+        ("polopt", {"torch", "tensordict"}),
+        ("polopt.launch.cli", {"torch", "tensordict"}),
+        ("polopt.losses", {"tensordict", "torchrl", "transformers", "trl", "accelerate"}),
+        ("polopt.losses.modules", {"torchrl", "transformers", "trl", "accelerate"}),
+        ("polopt.envs", {"torchrl", "transformers", "trl", "accelerate", "gymnasium"}),
+        ("polopt.ext", {"torchrl", "transformers", "trl", "accelerate"}),
+    ],
+)
+def test_imports_stay_light(module, banned):
+    code = f"import sys, {module}; print(*{{m.split('.')[0] for m in sys.modules}})"
+    out = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd="/"
+    )
+    assert set(out.stdout.split()) & banned == set()
+
+
+@pytest.mark.parametrize("command", [["-m", "polopt"], ["polopt"]], ids=["module", "script"])
+def test_both_entry_points_tell_the_version(command):
+    if command == ["polopt"]:
+        command = [Path(sys.executable).with_name("polopt")]
+    else:
+        command = [sys.executable, *command]
+    line = subprocess.check_output([*command, "--version"], text=True, cwd="/")
+    assert line.split() == ["polopt", polopt.__version__]
