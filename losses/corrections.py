@@ -1,0 +1,170 @@
+"""Corrections for a sampler that is not the old policy.
+
+The sampler's probabilities (`behavior_log_prob`) differ from those of the policy that anchors
+the ratio when another engine generates (vLLM), when its weights are stale, or when the data
+was logged. A correction weighs the loss of each step; it never touches the mask, so the
+count of the batch stays what it was. Weights carry no gradient.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol, get_args, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from polopt.losses.numerics import MAX_LOG_RATIO
+
+__all__ = ["Correction", "Level", "OffPolicyMask", "Reject", "Reweight"]
+
+Level = Literal["token", "sequence", "geometric"]
+
+
+@runtime_checkable
+class Correction(Protocol):
+    """A rule that weighs steps by how far the sampler is from the policy."""
+
+    def __call__(
+        self,
+        log_prob: Tensor,
+        old_log_prob: Tensor,
+        behavior_log_prob: Tensor,
+        advantage: Tensor,
+        mask: Tensor,
+    ) -> Tensor:
+        """Return the weight of each step, float [B, T], without gradient.
+
+        Args:
+            log_prob: float [B, T], detached, zero outside the mask like the next two.
+            old_log_prob: float [B, T].
+            behavior_log_prob: float [B, T].
+            advantage: float [B, T] or [B, 1].
+            mask: bool [B, T].
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reweight:
+    """Truncated importance sampling: the weight old / behavior, bounded.
+
+    With `low` None this is TIS, min(ρ, high); with `low` it is bounded on both sides.
+
+    Source: https://fengyao.notion.site/off-policy-rl.
+
+    Attributes:
+        level: `"token"`, `"sequence"` (the product over the trained steps) or `"geometric"`
+            (its length-normalised form).
+        high: Largest weight.
+        low: Smallest weight, or none.
+    """
+
+    level: Level = "token"
+    high: float = 2.0
+    low: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_bounds(self.level, self.low, self.high)
+
+    def __call__(
+        self,
+        log_prob: Tensor,
+        old_log_prob: Tensor,
+        behavior_log_prob: Tensor,
+        advantage: Tensor,
+        mask: Tensor,
+    ) -> Tensor:
+        """See `Correction`."""
+        ratio = _log_ratio(old_log_prob, behavior_log_prob, mask, self.level).exp()
+        return ratio.clamp(min=self.low, max=self.high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reject:
+    """Drops what lies outside bounds on old / behavior, and weighs the rest.
+
+    At token level with `weigh` this is IcePop; at sequence level TRL's `sequence_mask`; at
+    geometric level the geometric rejection of verl, with the bounds on the ratio itself
+    (verl's `k1` variants bound its inverse, so their "0.5_5.0" keeps [0.2, 2]).
+
+    Source: https://ringtech.notion.site/icepop.
+
+    Attributes:
+        level: As in `Reweight`.
+        high: Steps (or sequences) with a larger ratio get weight zero.
+        low: Likewise with a smaller one. None: no lower bound.
+        weigh: Multiply what is kept by its ratio; otherwise by one.
+    """
+
+    level: Level = "token"
+    high: float = 2.0
+    low: float | None = None
+    weigh: bool = True
+
+    def __post_init__(self) -> None:
+        _check_bounds(self.level, self.low, self.high)
+
+    def __call__(
+        self,
+        log_prob: Tensor,
+        old_log_prob: Tensor,
+        behavior_log_prob: Tensor,
+        advantage: Tensor,
+        mask: Tensor,
+    ) -> Tensor:
+        """See `Correction`."""
+        ratio = _log_ratio(old_log_prob, behavior_log_prob, mask, self.level).exp()
+        kept = ratio <= self.high
+        if self.low is not None:
+            kept = kept & (ratio >= self.low)
+        return torch.where(kept, ratio if self.weigh else 1.0, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffPolicyMask:
+    """Drops whole sequences with a negative advantage that the policy has moved away from.
+
+    Weight 0 where A < 0 and mean_t log(behavior / policy) > threshold, else 1.
+
+    Source: DeepSeek-V3.2, https://arxiv.org/abs/2512.02556 eq. 8-9; the threshold is not
+    published.
+
+    Attributes:
+        threshold: In nats per step.
+    """
+
+    threshold: float
+
+    def __post_init__(self) -> None:
+        if self.threshold < 0.0:
+            raise ValueError(f"threshold must not be negative, got {self.threshold}")
+
+    def __call__(
+        self,
+        log_prob: Tensor,
+        old_log_prob: Tensor,
+        behavior_log_prob: Tensor,
+        advantage: Tensor,
+        mask: Tensor,
+    ) -> Tensor:
+        """See `Correction`."""
+        length = mask.sum(-1, keepdim=True).clamp(min=1)
+        gap = (behavior_log_prob - log_prob).sum(-1, keepdim=True) / length
+        return torch.where((advantage < 0) & (gap > self.threshold), 0.0, 1.0).to(log_prob.dtype)
+
+
+def _log_ratio(old: Tensor, behavior: Tensor, mask: Tensor, level: Level) -> Tensor:
+    log_ratio = old - behavior
+    if level != "token":
+        log_ratio = log_ratio.sum(-1, keepdim=True)
+    if level == "geometric":
+        log_ratio = log_ratio / mask.sum(-1, keepdim=True).clamp(min=1)
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def _check_bounds(level: Level, low: float | None, high: float) -> None:
+    if level not in get_args(Level):
+        raise ValueError(f"level must be one of {get_args(Level)}, got {level!r}")
+    if not high > 0.0:
+        raise ValueError(f"high must be positive, got {high}")
+    if low is not None and not 0.0 <= low < high:
+        raise ValueError(f"low must be in [0, high), got low={low} high={high}")

@@ -1,0 +1,275 @@
+"""The policy objective: one point on the axes, and the loss at that point."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from polopt.losses.aggregation import Aggregation, check_aggregation, unit_count, weighted_sum
+from polopt.losses.corrections import Correction
+from polopt.losses.divergences import Kl, kl_estimate
+from polopt.losses.numerics import bounded, selected, selected_log_prob
+from polopt.losses.schedules import Coefficient, Schedule, check_coefficient
+from polopt.losses.surrogates import Surrogate
+
+__all__ = ["Objective", "RatioLevel", "policy_loss"]
+
+RatioLevel = Literal["token", "sequence", "sequence_sum", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """One choice on each axis of a policy-gradient loss.
+
+    Attributes:
+        surrogate: What a step contributes.
+        ratio: Level of the importance ratio. `"token"`; `"sequence"`: the length-normalised
+            (geometric mean) ratio of GSPO with GSPO-token's gradient
+            (https://arxiv.org/abs/2507.18071 eq. 7 and 14); `"sequence_sum"`: the ratio of
+            whole sequences (RLOO); `"none"`: one, on-policy methods without an old policy.
+        aggregation: How steps are summed up; see `polopt.losses.aggregation`.
+        horizon: Steps per sequence, for aggregation `"constant"`.
+        entropy_coef: Weight of the entropy bonus, per nat and unit of the aggregation.
+        kl_coef: Weight of the divergence from the reference policy, likewise.
+        kl: Its estimator; see `polopt.losses.divergences`.
+        kl_in: `"loss"`, or `"reward"`: then this loss leaves it alone and whoever computes
+            rewards subtracts it there.
+        kl_reweighted: Multiply the divergence in the loss by the importance ratio, which
+            makes k3 unbiased off policy (DeepSeek-V3.2, https://arxiv.org/abs/2512.02556
+            eq. 7). TRL does so by default; GRPO's paper does not.
+        corrections: Weights for a sampler that is not the old policy, multiplied.
+
+    Raises:
+        ValueError: If a choice is unknown, a coefficient negative, or `horizon` does not
+            go with the aggregation.
+    """
+
+    surrogate: Surrogate
+    ratio: RatioLevel = "token"
+    aggregation: Aggregation = "token_mean"
+    horizon: int | None = None
+    entropy_coef: Coefficient = 0.0
+    kl_coef: Coefficient = 0.0
+    kl: Kl = "k3"
+    kl_in: Literal["loss", "reward"] = "loss"
+    kl_reweighted: bool = False
+    corrections: tuple[Correction, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_aggregation(self.aggregation, self.horizon)
+        for name, allowed in (("ratio", RatioLevel), ("kl", Kl)):
+            if getattr(self, name) not in get_args(allowed):
+                raise ValueError(
+                    f"{name} must be one of {get_args(allowed)}, got {getattr(self, name)!r}"
+                )
+        if self.kl_in not in ("loss", "reward"):
+            raise ValueError(f"kl_in must be 'loss' or 'reward', got {self.kl_in!r}")
+        check_coefficient("entropy_coef", self.entropy_coef, low=float("-inf"))
+        check_coefficient("kl_coef", self.kl_coef)
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether log-probabilities of a reference policy are needed, in loss or reward."""
+        return not _is_zero(self.kl_coef)
+
+    @property
+    def uses_entropy(self) -> bool:
+        """Whether the entropy is part of the loss."""
+        return not _is_zero(self.entropy_coef)
+
+    def count(self, mask: Tensor, *, group_tokens: Tensor | None = None) -> Tensor:
+        """Return the additive count of `mask`: what denominators are summed from.
+
+        Args:
+            mask: bool [B, T], or [B] for aggregation `"token_mean"`.
+            group_tokens: As in `polopt.losses.aggregation.step_weights`.
+        """
+        return unit_count(mask, self.aggregation, horizon=self.horizon, group_tokens=group_tokens)
+
+
+def policy_loss(
+    log_prob: Tensor,
+    old_log_prob: Tensor | None,
+    advantage: Tensor,
+    mask: Tensor | None = None,
+    *,
+    objective: Objective,
+    denominator: Tensor | None = None,
+    behavior_log_prob: Tensor | None = None,
+    ref_log_prob: Tensor | None = None,
+    entropy: Tensor | None = None,
+    kl: Tensor | None = None,
+    group_tokens: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """Return the terms of the policy loss, each a scalar ready to be summed.
+
+    All terms and metrics are weighted sums over the same steps and share one denominator, so
+    adding them over micro-batches and ranks that were given the global denominator yields
+    the global mean. Arithmetic is done in float32, or float64 if the inputs are.
+
+    Args:
+        log_prob: float [B, T] or [B], log-probability (nats) of the taken action or token
+            under the policy being trained. Carries the gradient.
+        old_log_prob: Same shape, under the policy that anchors the ratio. None only if
+            `objective.ratio` is `"none"`.
+        advantage: Same shape, or [B, 1].
+        mask: bool, same shape, true at trained steps. Fixed before the loss: rules that drop
+            steps do so through the surrogate or a correction and leave the count alone.
+            None: every step, without mask arithmetic.
+        objective: The point on the axes, without schedules (see `schedules.resolve`).
+        denominator: Scalar, the count the sum is divided by. None means the count of this
+            batch, right on one process without accumulation.
+        behavior_log_prob: Same shape, under the sampler. Required by `corrections`.
+        ref_log_prob: Same shape. Required when the divergence is part of the loss.
+        entropy: Same shape. Required when `entropy_coef` is not zero.
+        kl: Same shape, whole-distribution divergence per step, for `objective.kl="full"`.
+        group_tokens: float [B], for aggregation `"group_token_mean"`.
+
+    Returns:
+        `loss_objective`, and `loss_entropy` and `loss_kl` where they apply; metrics:
+        `clip_fraction` (steps whose gradient the surrogate cut), `kl_approx` (old to new,
+        k3, nats), `ratio_mean`, and where given `entropy`, `kl` (to the reference) and
+        `correction_mean`.
+
+    Raises:
+        ValueError: If shapes differ, the mask is not bool, or a required input is missing.
+    """
+    _check_steps(log_prob, mask, old_log_prob=old_log_prob, behavior_log_prob=behavior_log_prob,
+                 ref_log_prob=ref_log_prob, entropy=entropy, kl=kl)  # fmt: skip
+    _check_advantage(advantage, log_prob)
+    dtype = torch.promote_types(log_prob.dtype, torch.float32)
+    mode = objective.aggregation
+    if denominator is None:
+        ones = torch.ones_like(log_prob, dtype=torch.bool) if mask is None else mask
+        denominator = objective.count(ones, group_tokens=group_tokens)
+    scale = 1.0 / denominator.to(dtype).clamp(min=torch.finfo(dtype).tiny)
+
+    def total(step: Tensor) -> Tensor:
+        return weighted_sum(step, mask, mode, group_tokens=group_tokens) * scale
+
+    log_prob = selected_log_prob(log_prob, mask, dtype)
+    advantage = selected(advantage.detach(), mask, dtype)
+    if old_log_prob is not None:
+        old_log_prob = selected_log_prob(old_log_prob.detach(), mask, dtype)
+    log_ratio = _log_ratio(log_prob, old_log_prob, mask, objective.ratio)
+    step, clipped = objective.surrogate(log_ratio, advantage, log_prob, mask)
+    out: dict[str, Tensor] = {}
+    if objective.corrections:
+        weight = _correction(
+            objective, log_prob, old_log_prob, behavior_log_prob, advantage, mask, dtype
+        )
+        step = step * weight
+        out["correction_mean"] = total(weight.expand_as(log_prob))
+    out["loss_objective"] = total(step)
+    if entropy is not None:
+        mean = total(selected(entropy, mask, dtype))
+        out["entropy"] = mean.detach()
+        if objective.uses_entropy:
+            out["loss_entropy"] = -_number(objective.entropy_coef, "entropy_coef") * mean
+    elif objective.uses_entropy:
+        raise ValueError("entropy_coef is set, so entropy is required")
+    if objective.uses_reference and objective.kl_in == "loss":
+        if objective.kl == "full":
+            divergence = selected(_required(kl, "kl", "kl='full'"), mask, dtype)
+        else:
+            ref = _required(ref_log_prob, "ref_log_prob", "kl_coef")
+            ref = selected_log_prob(ref.detach(), mask, dtype)
+            divergence = kl_estimate(log_prob, ref, objective.kl)
+        out["kl"] = total(divergence).detach()
+        if objective.kl_reweighted:
+            divergence = divergence * log_ratio.exp()
+        out["loss_kl"] = _number(objective.kl_coef, "kl_coef") * total(divergence)
+    with torch.no_grad():
+        out["clip_fraction"] = total(clipped.to(dtype))
+        if old_log_prob is not None:
+            away = log_ratio if objective.ratio == "token" else bounded(log_prob - old_log_prob)
+            out["kl_approx"] = total(torch.expm1(away) - away)
+            out["ratio_mean"] = total(log_ratio.exp())
+    return out
+
+
+def _log_ratio(
+    log_prob: Tensor, old_log_prob: Tensor | None, mask: Tensor | None, level: RatioLevel
+) -> Tensor:
+    if level == "none":
+        return log_prob - log_prob.detach()
+    if old_log_prob is None:
+        raise ValueError(f"ratio {level!r} needs old_log_prob, got none")
+    log_ratio = log_prob - old_log_prob
+    if level == "token":
+        return bounded(log_ratio)
+    if log_ratio.ndim != 2:
+        raise ValueError(f"ratio {level!r} needs steps [B, T], got {tuple(log_ratio.shape)}")
+    whole = log_ratio.sum(-1, keepdim=True)
+    if level == "sequence_sum":
+        return bounded(whole).expand_as(log_ratio)
+    length = log_ratio.shape[-1] if mask is None else mask.sum(-1, keepdim=True).clamp(min=1)
+    # GSPO-token: the value is the sequence's ratio, the gradient belongs to each step, so that
+    # advantages may differ within a sequence. With equal ones this is GSPO.
+    return bounded((whole / length).detach() + (log_prob - log_prob.detach()))
+
+
+def _correction(
+    objective: Objective,
+    log_prob: Tensor,
+    old_log_prob: Tensor | None,
+    behavior_log_prob: Tensor | None,
+    advantage: Tensor,
+    mask: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    behavior = _required(behavior_log_prob, "behavior_log_prob", "corrections")
+    behavior = selected_log_prob(behavior.detach(), mask, dtype)
+    old = log_prob.detach() if old_log_prob is None else old_log_prob
+    if mask is None:
+        mask = torch.ones_like(log_prob, dtype=torch.bool)
+    with torch.no_grad():
+        weights = [
+            c(log_prob.detach(), old, behavior, advantage, mask) for c in objective.corrections
+        ]
+    weight = weights[0]
+    for other in weights[1:]:
+        weight = weight * other
+    return weight
+
+
+def _is_zero(coefficient: Coefficient) -> bool:
+    return isinstance(coefficient, float | int) and coefficient == 0.0
+
+
+def _number(coefficient: Coefficient, name: str) -> float:
+    if isinstance(coefficient, Schedule):
+        raise ValueError(f"{name} is a schedule: pass resolve(objective, step) to the loss")
+    return coefficient
+
+
+def _check_steps(log_prob: Tensor, mask: Tensor | None, **steps: Tensor | None) -> None:
+    if not log_prob.is_floating_point() or log_prob.ndim not in (1, 2):
+        raise ValueError(
+            f"log_prob must be float [B] or [B, T], got {log_prob.dtype} {tuple(log_prob.shape)}"
+        )
+    if mask is not None and mask.dtype != torch.bool:
+        raise ValueError(f"mask must be bool, got {mask.dtype}")
+    for name, value in (("mask", mask), *steps.items()):
+        if value is not None and value.shape != log_prob.shape:
+            raise ValueError(
+                f"{name} must have the shape of log_prob {tuple(log_prob.shape)}, "
+                f"got {tuple(value.shape)}"
+            )
+
+
+def _check_advantage(advantage: Tensor, log_prob: Tensor) -> None:
+    if advantage.shape != log_prob.shape and not (
+        log_prob.ndim == 2 and advantage.shape == (len(log_prob), 1)
+    ):
+        raise ValueError(
+            f"advantage must have the shape of log_prob {tuple(log_prob.shape)} or [B, 1], "
+            f"got {tuple(advantage.shape)}"
+        )
+
+
+def _required(value: Tensor | None, name: str, reason: str) -> Tensor:
+    if value is None:
+        raise ValueError(f"{reason} is set, so {name} is required")
+    return value

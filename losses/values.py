@@ -1,0 +1,113 @@
+"""Losses of a value function."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from polopt.losses.aggregation import Aggregation, unit_count, weighted_sum
+from polopt.losses.numerics import selected
+
+__all__ = ["explained_variance", "value_loss"]
+
+
+def value_loss(
+    value: Tensor,
+    old_value: Tensor | None,
+    target: Tensor,
+    mask: Tensor | None = None,
+    *,
+    clip: float | None = None,
+    loss: Literal["mse", "huber"] = "mse",
+    scale: float | Tensor = 1.0,
+    aggregation: Aggregation = "token_mean",
+    denominator: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """Return the loss of a value function, pessimistically clipped.
+
+    max(ℓ(v − R), ℓ(v_old + clamp(v − v_old, ±clip) − R)) with ℓ(e) = e²/2 or the Huber loss
+    with δ = 1. The clip is in units of the return: it depends on the scale of the reward.
+    (SB3 takes the clipped term alone, TorchRL's `l2` has no ½, its default is Huber.)
+
+    The tuning guide's `min(loss, loss of the detached value)` does nothing: both are the same
+    number, and a minimum of equal numbers limits no gradient. Use the weight of
+    `ValueTerm`, `clip` or `loss="huber"`.
+
+    Source: https://arxiv.org/abs/1707.06347 (clipping as in its authors' code).
+
+    Args:
+        value: float [B, T] or [B], carries the gradient.
+        old_value: Same shape, at collection time. Required by `clip`.
+        target: Same shape.
+        mask: bool, same shape, or None: every step.
+        clip: Largest change from `old_value` that is credited; None disables it.
+        loss: `"mse"` or `"huber"`.
+        scale: Errors are divided by it first: hand in the standard deviation of the returns
+            to make the loss independent of the scale of the reward.
+        aggregation: As in `polopt.losses.aggregation`; `"constant"` is not for values.
+        denominator: As in `polopt.losses.policy_loss`.
+
+    Returns:
+        `loss_critic` and the metric `value_clip_fraction` (steps whose clipped loss was the
+        larger one).
+
+    Raises:
+        ValueError: If shapes differ, the mask is not bool, or `old_value` is missing.
+    """
+    for name, other in (("old_value", old_value), ("target", target), ("mask", mask)):
+        if other is not None and other.shape != value.shape:
+            raise ValueError(
+                f"{name} must have the shape of value {tuple(value.shape)}, "
+                f"got {tuple(other.shape)}"
+            )
+    if mask is not None and mask.dtype != torch.bool:
+        raise ValueError(f"mask must be bool, got {mask.dtype}")
+    if clip is not None and old_value is None:
+        raise ValueError("clip is set, so old_value is required")
+    if loss not in ("mse", "huber"):
+        raise ValueError(f"loss must be 'mse' or 'huber', got {loss!r}")
+    dtype = torch.promote_types(value.dtype, torch.float32)
+    if denominator is None:
+        ones = torch.ones_like(value, dtype=torch.bool) if mask is None else mask
+        denominator = unit_count(ones, aggregation)
+    share = 1.0 / denominator.to(dtype).clamp(min=torch.finfo(dtype).tiny)
+
+    def total(step: Tensor) -> Tensor:
+        return weighted_sum(step, mask, aggregation) * share
+
+    def cost(error: Tensor) -> Tensor:
+        if loss == "mse":
+            return 0.5 * error.square()
+        return torch.nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none")
+
+    value = selected(value, mask, dtype)
+    target = selected(target.detach(), mask, dtype)
+    step = cost((value - target) / scale)
+    out: dict[str, Tensor] = {}
+    if clip is not None and old_value is not None:
+        old = selected(old_value.detach(), mask, dtype)
+        bound = cost((old + (value - old).clamp(-clip, clip) - target) / scale)
+        out["value_clip_fraction"] = total((bound > step).to(dtype))
+        step = torch.maximum(step, bound)
+    return {"loss_critic": total(step), **out}
+
+
+def explained_variance(value: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return the share of the variance of the target that the value explains.
+
+    1 − Var(target − value) / Var(target): 1 is perfect, 0 no better than a constant, negative
+    worse. NaN if the target does not vary.
+
+    Args:
+        value: float [...].
+        target: float [...].
+        mask: bool [...], or None: every step.
+
+    Returns:
+        Scalar.
+    """
+    if mask is not None:
+        value, target = value[mask], target[mask]
+    spread = target.var(unbiased=False)
+    share = 1.0 - (target - value).var(unbiased=False) / spread
+    return torch.where(spread > 0, share, torch.nan)
