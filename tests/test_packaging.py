@@ -2,11 +2,15 @@
 
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import metadata, version
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 import polopt
 
@@ -37,6 +41,37 @@ def test_metadata():
     assert data["Requires-Python"] == ">=3.11"
     assert set(data.get_all("Provides-Extra")) == {"torchrl", "trl", "control", "vllm", "all"}
     assert not [r for r in data.get_all("Requires-Dist") if 'extra == "all"' in r and "vllm" in r]
+
+
+def requirements():
+    """Return what pyproject.toml asks for, without polopt's own extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    needs = [Requirement(line) for line in lines]
+    return [need for need in needs if need.name != "polopt" and need.specifier]
+
+
+def pins(name):
+    lines = (ROOT / "tests" / "constraints" / f"{name}.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+def test_lower_bounds_are_what_low_tests():
+    low = pins("low")
+    for need in requirements():
+        (bound,) = (s.version for s in need.specifier if s.operator == ">=")
+        assert need.name in low, f"{need} has no pin in low.txt"
+        assert Version(low[need.name]) == Version(bound), f"{need}, low.txt {low[need.name]}"
+
+
+def test_latest_is_within_the_bounds():
+    latest = pins("latest")
+    names = set()
+    for need in requirements():
+        if need.name in latest:
+            names.add(need.name)
+            assert latest[need.name] in need.specifier, f"{need}, latest.txt {latest[need.name]}"
+    assert names == latest.keys()
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
