@@ -76,11 +76,15 @@ def test_latest_is_within_the_bounds():
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_every_source_file_is_installed(folder):
-    """Fails when a sub-package is missing from `packages` in pyproject.toml."""
+    """Fails when a sub-package, or data of one, is missing from pyproject.toml."""
+    here = ROOT / folder
     sources = {
-        p.relative_to(ROOT / folder).as_posix()
-        for p in (ROOT / folder).rglob("*")
-        if p.suffix in {".py", ".yaml"} and not p.is_relative_to(ROOT / "launch" / "_root")
+        path.relative_to(here).as_posix()
+        for path in here.rglob("*")
+        if path.is_file()
+        and "__pycache__" not in path.parts
+        and not path.is_relative_to(ROOT / "launch" / "_root")
+        and path.parent / path.suffix != ROOT / "launch" / ".sh"  # for a checkout only
     }
     installed = files(f"polopt.{folder}")
     assert sources

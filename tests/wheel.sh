@@ -1,6 +1,6 @@
 #!/bin/sh
 # The tests against what users get: the wheel built through the sdist, installed outside the
-# checkout, started outside the checkout. Arguments go to pytest. Run by `tox run -e wheel`.
+# checkout, started outside the checkout. Options go to pytest. Run by `tox run -e wheel`.
 set -eu
 checkout=$(cd "$(dirname "$0")/.." && pwd)
 outside=$(mktemp -d)
