@@ -54,6 +54,7 @@ class PolicyLoss(TensorDictModuleBase):
         old_value: NestedKey = "state_value"
         value_target: NestedKey = "value_target"
         mask: NestedKey = "mask"
+        selection: NestedKey = "selection"
         denominator: NestedKey = "denominator"
 
     def __init__(
@@ -160,6 +161,7 @@ class PolicyLoss(TensorDictModuleBase):
             behavior_log_prob=steps(k.behavior_log_prob, needed=bool(o.corrections)),
             ref_log_prob=steps(k.ref_log_prob, needed=o.uses_reference and o.kl_in == "loss"),
             entropy=entropy,
+            selection=steps(k.selection, needed=False) if o.selects else None,
         )
         if self.value_term is not None:
             term = self.value_term

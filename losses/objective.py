@@ -11,9 +11,9 @@ from polopt.losses.corrections import Correction
 from polopt.losses.divergences import Kl, kl_estimate
 from polopt.losses.numerics import bounded, selected, selected_log_prob
 from polopt.losses.schedules import Coefficient, Schedule, check_coefficient
-from polopt.losses.surrogates import Surrogate
+from polopt.losses.surrogates import SelectingSurrogate, Surrogate
 
-__all__ = ["Objective", "RatioLevel", "policy_loss"]
+__all__ = ["Objective", "RatioLevel", "policy_loss", "select_steps"]
 
 RatioLevel = Literal["token", "sequence", "sequence_sum", "none"]
 
@@ -45,7 +45,7 @@ class Objective:
             go with the aggregation.
     """
 
-    surrogate: Surrogate
+    surrogate: Surrogate | SelectingSurrogate
     ratio: RatioLevel = "token"
     aggregation: Aggregation = "token_mean"
     horizon: int | None = None
@@ -74,6 +74,11 @@ class Objective:
         return not _is_zero(self.kl_coef)
 
     @property
+    def selects(self) -> bool:
+        """Whether the surrogate chooses steps over the whole batch; see `select_steps`."""
+        return hasattr(self.surrogate, "select")
+
+    @property
     def uses_entropy(self) -> bool:
         """Whether the entropy is part of the loss."""
         return not _is_zero(self.entropy_coef)
@@ -86,6 +91,26 @@ class Objective:
             group_tokens: As in `polopt.losses.aggregation.step_weights`.
         """
         return unit_count(mask, self.aggregation, horizon=self.horizon, group_tokens=group_tokens)
+
+    @torch.no_grad()
+    def clipped(
+        self, log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, mask: Tensor
+    ) -> Tensor:
+        """Return at which steps the surrogate cuts the gradient, bool [B, T].
+
+        `policy_loss` gives their share; this is for loops that log more about them.
+
+        Args:
+            log_prob: float [B, T].
+            old_log_prob: float [B, T].
+            advantage: float [B, T] or [B, 1].
+            mask: bool [B, T]; false outside it in the result.
+        """
+        dtype = torch.promote_types(log_prob.dtype, torch.float32)
+        log_prob = selected_log_prob(log_prob, mask, dtype)
+        old_log_prob = selected_log_prob(old_log_prob, mask, dtype)
+        log_ratio = _log_ratio(log_prob, old_log_prob, mask, self.ratio)
+        return self.surrogate(log_ratio, selected(advantage, mask, dtype), log_prob, mask)[1] & mask
 
 
 def policy_loss(
@@ -100,6 +125,7 @@ def policy_loss(
     ref_log_prob: Tensor | None = None,
     entropy: Tensor | None = None,
     kl: Tensor | None = None,
+    selection: Tensor | None = None,
     group_tokens: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Return the terms of the policy loss, each a scalar ready to be summed.
@@ -124,6 +150,8 @@ def policy_loss(
         ref_log_prob: Same shape. Required when the divergence is part of the loss.
         entropy: Same shape. Required when `entropy_coef` is not zero.
         kl: Same shape, whole-distribution divergence per step, for `objective.kl="full"`.
+        selection: bool, same shape, from `select_steps` on the whole batch, for surrogates
+            that choose steps. None chooses within this batch.
         group_tokens: float [B], for aggregation `"group_token_mean"`.
 
     Returns:
@@ -135,8 +163,16 @@ def policy_loss(
     Raises:
         ValueError: If shapes differ, the mask is not bool, or a required input is missing.
     """
-    _check_steps(log_prob, mask, old_log_prob=old_log_prob, behavior_log_prob=behavior_log_prob,
-                 ref_log_prob=ref_log_prob, entropy=entropy, kl=kl)  # fmt: skip
+    _check_steps(
+        log_prob,
+        mask=mask,
+        old_log_prob=old_log_prob,
+        behavior_log_prob=behavior_log_prob,
+        ref_log_prob=ref_log_prob,
+        entropy=entropy,
+        kl=kl,
+        selection=selection,
+    )
     _check_advantage(advantage, log_prob)
     dtype = torch.promote_types(log_prob.dtype, torch.float32)
     mode = objective.aggregation
@@ -153,7 +189,12 @@ def policy_loss(
     if old_log_prob is not None:
         old_log_prob = selected_log_prob(old_log_prob.detach(), mask, dtype)
     log_ratio = _log_ratio(log_prob, old_log_prob, mask, objective.ratio)
-    step, clipped = objective.surrogate(log_ratio, advantage, log_prob, mask)
+    if objective.selects:
+        if selection is None:
+            selection = _select(objective, log_ratio, advantage, log_prob, mask)
+        step, clipped = objective.surrogate(log_ratio, advantage, log_prob, mask, selection)  # type: ignore[call-arg]
+    else:
+        step, clipped = objective.surrogate(log_ratio, advantage, log_prob, mask)  # type: ignore[call-arg]
     out: dict[str, Tensor] = {}
     if objective.corrections:
         weight = _correction(
@@ -187,6 +228,48 @@ def policy_loss(
             out["kl_approx"] = total(torch.expm1(away) - away)
             out["ratio_mean"] = total(log_ratio.exp())
     return out
+
+
+@torch.no_grad()
+def select_steps(
+    log_prob: Tensor,
+    old_log_prob: Tensor | None,
+    advantage: Tensor,
+    mask: Tensor | None = None,
+    *,
+    objective: Objective,
+) -> Tensor:
+    """Return the steps that the surrogate treats differently, bool, chosen over the batch.
+
+    For a batch that is cut afterwards: call it on the whole, and hand each part its rows as
+    `selection`. Arguments as in `policy_loss`; log-probabilities from before the update do.
+
+    Raises:
+        ValueError: If the surrogate of the objective chooses nothing.
+    """
+    if not objective.selects:
+        raise ValueError(f"{type(objective.surrogate).__name__} selects nothing over the batch")
+    dtype = torch.promote_types(log_prob.dtype, torch.float32)
+    log_prob = selected_log_prob(log_prob, mask, dtype)
+    if old_log_prob is not None:
+        old_log_prob = selected_log_prob(old_log_prob, mask, dtype)
+    log_ratio = _log_ratio(log_prob, old_log_prob, mask, objective.ratio)
+    advantage = selected(advantage, mask, dtype)
+    return _select(objective, log_ratio, advantage, log_prob, mask)
+
+
+@torch.no_grad()
+def _select(
+    objective: Objective,
+    log_ratio: Tensor,
+    advantage: Tensor,
+    log_prob: Tensor,
+    mask: Tensor | None,
+) -> Tensor:
+    if mask is None:
+        mask = torch.ones_like(log_ratio, dtype=torch.bool)
+    advantage = advantage.expand_as(log_ratio)
+    return objective.surrogate.select(log_ratio, advantage, log_prob, mask)  # type: ignore[union-attr]
 
 
 def _log_ratio(
@@ -244,15 +327,17 @@ def _number(coefficient: Coefficient, name: str) -> float:
     return coefficient
 
 
-def _check_steps(log_prob: Tensor, mask: Tensor | None, **steps: Tensor | None) -> None:
+def _check_steps(log_prob: Tensor, **steps: Tensor | None) -> None:
     if not log_prob.is_floating_point() or log_prob.ndim not in (1, 2):
         raise ValueError(
             f"log_prob must be float [B] or [B, T], got {log_prob.dtype} {tuple(log_prob.shape)}"
         )
-    if mask is not None and mask.dtype != torch.bool:
-        raise ValueError(f"mask must be bool, got {mask.dtype}")
-    for name, value in (("mask", mask), *steps.items()):
-        if value is not None and value.shape != log_prob.shape:
+    for name, value in steps.items():
+        if value is None:
+            continue
+        if name in ("mask", "selection") and value.dtype != torch.bool:
+            raise ValueError(f"{name} must be bool, got {value.dtype}")
+        if value.shape != log_prob.shape:
             raise ValueError(
                 f"{name} must have the shape of log_prob {tuple(log_prob.shape)}, "
                 f"got {tuple(value.shape)}"

@@ -11,9 +11,21 @@ from polopt.losses.algorithm import Advantage, Algorithm, Sampling, ValueTerm
 from polopt.losses.groups import group_advantage
 from polopt.losses.objective import Objective
 from polopt.losses.schedules import Coefficient
-from polopt.losses.surrogates import Cispo, Clip, SoftGate
+from polopt.losses.surrogates import Cispo, Clip, KlPenalty, Plain, SoftGate
 
-__all__ = ["cispo", "dapo", "dr_grpo", "grpo", "gspo", "ppo", "rloo", "sapo"]
+__all__ = [
+    "a2c",
+    "cispo",
+    "dapo",
+    "dr_grpo",
+    "grpo",
+    "gspo",
+    "kl_ppo",
+    "ppo",
+    "reinforce",
+    "rloo",
+    "sapo",
+]
 
 
 def ppo(
@@ -49,6 +61,69 @@ def ppo(
         advantage=Advantage(estimate=gae, settings={"gamma": gamma, "lam": lam}, whiten=whiten),
         value=ValueTerm(coef=value_coef, clip=value_clip),
     )
+
+
+def kl_ppo(
+    *,
+    coef: Coefficient = 1.0,
+    entropy_coef: Coefficient = 0.0,
+    value_coef: float = 0.5,
+    gamma: float = 0.99,
+    lam: float = 0.95,
+    whiten: bool = True,
+) -> Algorithm:
+    """PPO with a KL penalty instead of the clip, https://arxiv.org/abs/1707.06347 section 4.
+
+    Args:
+        coef: Weight of KL(π_old ‖ π); `TargetKl(target=0.01)` makes it the adaptive form.
+        entropy_coef: Weight of the entropy bonus.
+        value_coef: Weight of the value loss.
+        gamma: Discount per step.
+        lam: λ of GAE.
+        whiten: Normalise advantages over the batch.
+    """
+    return Algorithm(
+        objective=Objective(surrogate=KlPenalty(coef=coef), entropy_coef=entropy_coef),
+        advantage=Advantage(estimate=gae, settings={"gamma": gamma, "lam": lam}, whiten=whiten),
+        value=ValueTerm(coef=value_coef),
+    )
+
+
+def a2c(
+    *,
+    entropy_coef: Coefficient = 0.01,
+    value_coef: float = 0.5,
+    gamma: float = 0.99,
+    lam: float = 1.0,
+    whiten: bool = False,
+) -> Algorithm:
+    """A2C, https://arxiv.org/abs/1602.01783: one on-policy step per batch, with a critic.
+
+    Args:
+        entropy_coef: Weight of the entropy bonus; the paper's 0.01.
+        value_coef: Weight of the value loss.
+        gamma: Discount per step.
+        lam: λ of GAE; 1 gives the paper's n-step returns.
+        whiten: Normalise advantages over the batch.
+    """
+    return Algorithm(
+        objective=Objective(surrogate=Plain(), ratio="none", entropy_coef=entropy_coef),
+        advantage=Advantage(estimate=gae, settings={"gamma": gamma, "lam": lam}, whiten=whiten),
+        value=ValueTerm(coef=value_coef),
+    )
+
+
+def reinforce(
+    *, entropy_coef: Coefficient = 0.0, value_coef: float = 0.5, gamma: float = 0.99
+) -> Algorithm:
+    """REINFORCE with a learned baseline, https://doi.org/10.1007/BF00992696.
+
+    Args:
+        entropy_coef: Weight of the entropy bonus.
+        value_coef: Weight of the loss of the baseline.
+        gamma: Discount per step.
+    """
+    return a2c(entropy_coef=entropy_coef, value_coef=value_coef, gamma=gamma, whiten=True)
 
 
 def grpo(*, clip: Coefficient = 0.2, kl_coef: Coefficient = 0.04) -> Algorithm:

@@ -12,7 +12,16 @@ from torch import Tensor
 
 from polopt.losses.schedules import Coefficient, Schedule, check_coefficient
 
-__all__ = ["Cispo", "Clip", "GeometricClip", "KlPenalty", "Plain", "SoftGate", "Surrogate"]
+__all__ = [
+    "Cispo",
+    "Clip",
+    "GeometricClip",
+    "KlPenalty",
+    "Plain",
+    "SelectingSurrogate",
+    "SoftGate",
+    "Surrogate",
+]
 
 
 @runtime_checkable
@@ -34,6 +43,32 @@ class Surrogate(Protocol):
         Returns:
             Loss float and clipped bool, shape of `log_ratio`; ignored outside the mask.
         """
+        ...
+
+
+@runtime_checkable
+class SelectingSurrogate(Protocol):
+    """A surrogate that treats some steps of the batch differently, chosen over all of it.
+
+    A loop that cuts the batch into micro-batches or ranks calls `select` once on the whole
+    and hands the selection to every part; see `polopt.losses.ClipCov`.
+    """
+
+    def select(
+        self, log_ratio: Tensor, advantage: Tensor, log_prob: Tensor, mask: Tensor
+    ) -> Tensor:
+        """Return the chosen steps, bool [B, T]; arguments as in `Surrogate`, whole batch."""
+        ...
+
+    def __call__(
+        self,
+        log_ratio: Tensor,
+        advantage: Tensor,
+        log_prob: Tensor,
+        mask: Tensor | None,
+        selected: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Like `Surrogate.__call__`, with the chosen steps, bool [B, T]."""
         ...
 
 
@@ -65,7 +100,7 @@ class Clip:
             raise ValueError(f"low must be in (0, 1], got {self.low}")
         if not isinstance(self.high, Schedule) and not self.high > 0.0:
             raise ValueError(f"high must be positive, got {self.high}")
-        if not isinstance(self.dual, Schedule | None) and not self.dual > 1.0:
+        if isinstance(self.dual, float | int) and not self.dual > 1.0:
             raise ValueError(f"dual must be more than one, got {self.dual}")
 
     def __call__(
@@ -105,7 +140,7 @@ class Cispo:
 
     def __post_init__(self) -> None:
         check_coefficient("high", self.high)
-        if not isinstance(self.low, Schedule | None) and not 0.0 <= self.low <= 1.0:
+        if isinstance(self.low, float | int) and not 0.0 <= self.low <= 1.0:
             raise ValueError(f"low must be in [0, 1] or none, got {self.low}")
 
     def __call__(
