@@ -1,6 +1,7 @@
 """Everything that `pip install polopt[all]` brings along is under a permissive licence.
 
-Read from the metadata of what is installed here; `tox run -e latest` installs all extras.
+Read from the metadata of what is installed here; `tox run -e latest` installs all of it. What
+vLLM brings is not read: no environment of ours installs it.
 """
 
 import re
