@@ -1,0 +1,195 @@
+"""The `polopt` command. Imports torch only in the commands that need it."""
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from polopt import __version__
+
+__all__ = ["SPAWNED", "Result", "main"]
+
+SPAWNED = "POLOPT_SPAWNED"
+"""Set in the ranks that `polopt train` starts itself."""
+
+_EXAMPLES = """\
+examples:
+  polopt list
+  polopt show cartpole-ppo
+  polopt train cartpole-ppo
+  polopt train cartpole-ppo algorithm.clip=0.1 seed=3
+  polopt train my.yaml --dry-run
+  polopt train arithmetic-dapo launch.processes=2
+  polopt train --resume runs/cartpole-ppo-20260131-120000
+
+exit status: 0 fine, 1 the run failed, 2 wrong input, 130 after Ctrl-C, 143 after SIGTERM
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a command answers.
+
+    Attributes:
+        content: The object that `--json` prints.
+        text: What is printed otherwise.
+        code: The exit status.
+    """
+
+    content: dict[str, Any]
+    text: str
+    code: int = 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="polopt",
+        description="Train policies: TorchRL for control, TRL for language models, one loss core.",
+        epilog=_EXAMPLES,
+        formatter_class=form,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"polopt {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+
+    def command(name: str, text: str, epilog: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(
+            name,
+            help=text,
+            description=text[:1].upper() + text[1:] + ".",
+            epilog=epilog,
+            formatter_class=form,
+            allow_abbrev=False,
+        )
+        sub.add_argument("--json", action="store_true", help="one JSON object on stdout")
+        return sub
+
+    train = command(
+        "train",
+        "run a recipe, into a new folder under ./runs",
+        _EXAMPLES + "\nA recipe can import and call any code: trust it like a script.\n",
+    )
+    train.add_argument(
+        "arguments",
+        nargs="*",
+        metavar="RECIPE [key=value ...]",
+        help="a YAML file or the name of a recipe (`polopt list`), and settings to change in it; "
+        "key.sub=value reaches inside, the value is YAML",
+    )
+    train.add_argument("--resume", metavar="RUN", help="go on with the run in this folder")
+    train.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check everything, print the resolved recipe, the batch arithmetic and the launch "
+        "line, and write nothing",
+    )
+    train.add_argument("--runs", metavar="DIR", default="runs", help="where run folders go")
+    command("list", "list the recipes and the algorithms, one line each", "")
+    show = command(
+        "show",
+        "show what a recipe resolves to, or what an algorithm is made of",
+        "examples:\n  polopt show cartpole-ppo seed=3\n  polopt show dapo high=0.3\n",
+    )
+    show.add_argument(
+        "arguments",
+        nargs="*",
+        metavar="NAME [key=value ...]",
+        help="a recipe (name or file) or an algorithm, and settings to change in it",
+    )
+    return parser
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse; settings may also stand behind options, which argparse leaves over."""
+    parser = _parser()
+    args, rest = parser.parse_known_args(argv)
+    odd = [word for word in rest if word.startswith("-") or args.command == "list"]
+    if odd:
+        parser.error(f"unrecognized arguments: {' '.join(odd)}")
+    if rest:
+        args.arguments.extend(rest)
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: Arguments without the program's name; the process's own by default.
+
+    Returns:
+        The exit status: 0 fine, 1 failed run, 2 wrong input, 128 + n after signal n.
+    """
+    args = _arguments(argv)
+    try:
+        result = _run(args)
+        _print(args.json, result)
+        return result.code
+    except BrokenPipeError:  # `polopt list | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(args: argparse.Namespace) -> Result:
+    from polopt.launch.recipe import RecipeError
+    from polopt.launch.signals import Signals, Terminated
+
+    try:
+        with _stdout_is_stderr(), Signals() as signals:
+            return _command(args.command)(args, signals)
+    except RecipeError as error:
+        rank = os.environ.get("RANK")
+        prefix = f"polopt: rank {rank}: " if rank else "polopt: "
+        print(f"{prefix}{error}", file=sys.stderr)
+        return Result(content={"error": str(error)}, text="", code=2)
+    except Terminated as error:
+        print(f"polopt: {error}", file=sys.stderr)
+        return Result(content={"error": str(error)}, text="", code=128 + error.signum)
+
+
+def _command(name: str) -> Callable[..., Result]:
+    if name == "train":
+        from polopt.launch.train import train
+
+        return train
+    from polopt.launch.show import list_all, show
+
+    return show if name == "show" else list_all
+
+
+def _print(as_json: bool, result: Result) -> None:
+    if SPAWNED in os.environ or os.environ.get("RANK", "0") != "0":
+        return  # the parent, or the main rank, answers
+    if as_json:
+        from polopt.launch.files import encode
+
+        print(encode(result.content))
+    elif result.text:
+        print(result.text.rstrip("\n"))
+    sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _stdout_is_stderr() -> Iterator[None]:
+    """Send what libraries print, from Python, C or child processes, to stderr.
+
+    Stdout carries the answer alone.
+    """
+    stdout = sys.stdout
+    stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    try:
+        yield
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            sys.stderr.flush()
+            stdout.flush()
+        sys.stdout = stdout
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -1,0 +1,226 @@
+"""From a recipe to a job: which loop a task needs, and what a job offers.
+
+The type that the section `task` builds selects the loop, nothing else does.
+"""
+
+import contextlib
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from polopt.launch.recipe import RecipeError, build, check_keys, complete
+
+if TYPE_CHECKING:
+    from polopt.launch.run import Run
+
+__all__ = [
+    "COMMON",
+    "Job",
+    "algorithm_names",
+    "loss_names",
+    "missing_extra",
+    "prepare",
+    "processes",
+    "seed",
+    "task_names",
+]
+
+COMMON = ("name", "project", "seed", "launch", "task", "algorithm")
+"""Sections that every recipe may have; `prepare` has checked all but the last two."""
+
+_EXTRAS = {
+    "torchrl": "torchrl",
+    "gymnasium": "torchrl",
+    "trl": "trl",
+    "transformers": "trl",
+    "accelerate": "trl",
+    "datasets": "trl",
+    "reasoning_gym": "trl",
+    "Box2D": "control",
+    "mujoco": "control",
+    "vllm": "vllm",
+}
+
+
+@runtime_checkable
+class Job(Protocol):
+    """A checked recipe, ready to run. Building one writes nothing.
+
+    Attributes:
+        name: Names the run folder.
+        tree: The resolved recipe, with the defaults that the job filled in; YAML can hold it.
+        processes: The world size asked for.
+    """
+
+    name: str
+    tree: dict[str, Any]
+    processes: int
+
+    def arithmetic(self) -> dict[str, Any]:
+        """Return the batch arithmetic for `--dry-run`, numbers and text by name."""
+        ...
+
+    def train(self, run: "Run") -> dict[str, Any]:
+        """Train until the recipe's end, and return the summary.
+
+        Called on every rank with its own view of the run folder. Asks `run.should_stop()` once
+        an update, and when told so saves and returns early. Reads `run.latest()` first, so
+        that a resumed run goes on from its newest checkpoint.
+        """
+        ...
+
+
+def prepare(tree: dict[str, Any], *, name: str) -> Job:
+    """Check a recipe and return the job that runs it.
+
+    A task may be built by anything: `polopt.envs.control.ControlTask` and
+    `polopt.envs.text.TextTask` go to the two loops that ship; another object that has a method
+    `prepare(tree, *, name)` makes its own job.
+
+    Args:
+        tree: What `polopt.launch.recipe.load` returned.
+        name: Names the run, unless the recipe has a `name`.
+
+    Raises:
+        RecipeError: If the recipe is wrong, or an extra is not installed.
+    """
+    if "task" not in tree:
+        raise RecipeError("the section 'task' is missing, for example task: {use: cartpole}")
+    tree = {"name": name, "project": "polopt", "seed": 0, **tree}
+    for key in ("name", "project"):
+        if not isinstance(tree[key], str) or not re.fullmatch(r"\w[\w.+-]*", tree[key]):
+            raise RecipeError(
+                f"{key!r} must be a word of letters, digits and . _ + -, got {tree[key]!r}"
+            )
+    seed(tree)
+    processes(tree)
+    with missing_extra(_title(tree, "task")):
+        names = task_names() if _short(tree["task"]) else {}
+        tree["task"] = complete(tree["task"], names, "task")
+        task = build(tree["task"], names, "task")
+    if "algorithm" in tree:
+        _title(tree, "algorithm")
+        names = loss_names() if _short(tree["algorithm"]) else {}
+        tree["algorithm"] = complete(tree["algorithm"], names, "algorithm")
+    with missing_extra(_title(tree, "task")):
+        maker = _maker(task)
+        return maker(tree, name=tree["name"])
+
+
+def _maker(task: object) -> Callable[..., Job]:
+    kinds = {c.__module__ + "." + c.__qualname__ for c in type(task).__mro__}
+    if "polopt.envs.control.ControlTask" in kinds:
+        return importlib.import_module("polopt.launch.control").prepare
+    if "polopt.envs.text.TextTask" in kinds:
+        return importlib.import_module("polopt.launch.llm").prepare
+    maker = getattr(task, "prepare", None)
+    if maker is None:
+        raise RecipeError(
+            f"'task' builds a {type(task).__name__}, expected a ControlTask or a TextTask "
+            "(polopt.envs), or an object with a method prepare(tree, *, name)"
+        )
+    return maker
+
+
+def _title(tree: Mapping[str, Any], key: str) -> str:
+    section = tree[key]
+    if not isinstance(section, dict) or "use" not in section:
+        raise RecipeError(f"{key!r} must be a mapping with the entry 'use', got {section!r}")
+    return f"the {key} {section['use']!r}"
+
+
+def _short(node: object) -> bool:
+    """Whether a short name stands anywhere in a tree: only then are the rooms imported."""
+    if isinstance(node, dict):
+        return ":" not in str(node.get("use", ":")) or any(map(_short, node.values()))
+    return isinstance(node, list) and any(map(_short, node))
+
+
+def seed(tree: Mapping[str, Any]) -> int:
+    """Return the recipe's seed, 0 if it has none.
+
+    Raises:
+        RecipeError: If it is not a whole number in [0, 2**32).
+    """
+    value = tree.get("seed", 0)
+    if type(value) is not int or not 0 <= value < 2**32:
+        raise RecipeError(f"'seed' must be a whole number from 0 to 4294967295, got {value!r}")
+    return value
+
+
+def processes(tree: Mapping[str, Any]) -> int:
+    """Return `launch.processes`, the world size that the recipe asks for, 1 if it has none.
+
+    Raises:
+        RecipeError: If the section has other keys, or the number is not positive.
+    """
+    section = tree.get("launch", {})
+    check_keys(section, ("processes",), "launch")
+    value = section.get("processes", 1)
+    if type(value) is not int or value < 1:
+        raise RecipeError(f"'launch.processes' must be a whole number from 1, got {value!r}")
+    return value
+
+
+def loss_names() -> dict[str, Callable[..., Any]]:
+    """Return the short names for `algorithm`: the public functions and classes of the losses."""
+    names: dict[str, Callable[..., Any]] = {}
+    for module in ("polopt.losses.schedules", "polopt.losses"):
+        names |= _public(module)
+    return names
+
+
+def task_names() -> dict[str, Callable[..., Any]]:
+    """Return the short names for `task`: the functions of `polopt.envs` that return a task.
+
+    Raises:
+        ImportError: If a library is not installed that building a task needs.
+    """
+    names: dict[str, Callable[..., Any]] = {}
+    for module, kind in (("control", "ControlTask"), ("text", "TextTask")):
+        public = _public(f"polopt.envs.{module}")
+        names |= {n: f for n, f in public.items() if _returns(f, kind)}
+    return names
+
+
+def algorithm_names() -> dict[str, Callable[..., Any]]:
+    """Return the named algorithms: the functions of `polopt.losses` that return an Algorithm."""
+    return {n: f for n, f in _public("polopt.losses").items() if _returns(f, "Algorithm")}
+
+
+def _public(module: str) -> dict[str, Callable[..., Any]]:
+    loaded = importlib.import_module(module)
+    public = {n: getattr(loaded, n) for n in loaded.__all__}
+    return {n: f for n, f in public.items() if callable(f)}
+
+
+def _returns(target: Callable[..., Any], kind: str) -> bool:
+    annotation = getattr(target, "__annotations__", {}).get("return")
+    name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    return inspect.isfunction(target) and name == kind
+
+
+@contextlib.contextmanager
+def missing_extra(what: str) -> Iterator[None]:
+    """Turn the import error of a library that an extra brings into one sentence.
+
+    Args:
+        what: What needs the library, for the message.
+
+    Raises:
+        RecipeError: With the pip command.
+    """
+    try:
+        yield
+    except ImportError as error:
+        if "pip install 'polopt[" in str(error):  # it says so itself
+            raise RecipeError(str(error)) from error
+        library = (error.name or "").split(".")[0]
+        if library not in _EXTRAS or not isinstance(error, ModuleNotFoundError):
+            raise
+        raise RecipeError(
+            f"{what} needs {library}, which is not installed: "
+            f"pip install 'polopt[{_EXTRAS[library]}]'"
+        ) from error

@@ -1,0 +1,397 @@
+"""Recipes: YAML files that name functions of Python and their arguments.
+
+A mapping with the entry `use` is a call: `use` names what is called, the other entries are
+its keyword arguments. `use: dapo` looks in the given namespace, `use: my.module:name` imports.
+Arguments are checked against the signature, so a recipe has no schema of its own, and a new
+algorithm needs no registration.
+
+A recipe can import and call any code of the machine. Trust it like a script: read a stranger's
+recipe before you run it, and never build one from data or logs.
+"""
+
+import difflib
+import importlib
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pydantic
+import yaml
+
+__all__ = [
+    "FORMAT",
+    "RecipeError",
+    "build",
+    "call",
+    "check_keys",
+    "complete",
+    "dump",
+    "load",
+    "nearest",
+    "override",
+]
+
+FORMAT = 1
+"""Version of the recipe format; a recipe may state it as `format: 1`."""
+
+
+class RecipeError(ValueError):
+    """A recipe or an override is wrong; the message says where, what was found, and the mend."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Scalars of YAML 1.2, and no duplicate keys.
+
+    PyYAML follows YAML 1.1, where `1e-4` is a string, `no` and `on` are booleans, `010` is
+    eight and `1:30` is ninety.
+    """
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [r for r in resolvers if r[0].rpartition(":")[2] in ("null", "merge")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def mapping(self, node: yaml.MappingNode) -> dict[str, Any]:
+        """Construct a mapping with unique text keys."""
+        self.flatten_mapping(node)
+        result: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = self.construct_object(key_node, deep=True)
+            where = f"line {key_node.start_mark.line + 1}"
+            if not isinstance(key, str):
+                raise RecipeError(f"{where}: the key {key!r} is not text, put it in quotes")
+            if key in result and not _merged(node, key_node):
+                raise RecipeError(f"{where}: the key {key!r} is there twice, remove one")
+            result[key] = self.construct_object(value_node, deep=True)
+        return result
+
+    def integer(self, node: yaml.ScalarNode) -> int:
+        """Construct an integer: decimal (underscores allowed), 0o or 0x."""
+        text = node.value.replace("_", "")
+        return int(text, 0 if "o" in text or "x" in text else 10)
+
+    def number(self, node: yaml.ScalarNode) -> float:
+        """Construct a float, also .inf and .nan."""
+        text = node.value.replace("_", "").lower()
+        return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+
+
+def _merged(node: yaml.MappingNode, key_node: yaml.Node) -> bool:
+    # Keys of a merged mapping (`<<: *base`) come first, and lie outside the mapping itself.
+    end = node.start_mark.index, node.end_mark.index
+    return not end[0] <= key_node.start_mark.index < end[1]
+
+
+_TAG = "tag:yaml.org,2002:"
+for _tag, _pattern, _first in (
+    ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
+    ("int", r"^(?:[-+]?\d[\d_]*|0o[0-7]+|0x[0-9a-fA-F]+)$", "-+0123456789"),
+    (
+        "float",
+        r"^(?:[-+]?(?:\.\d[\d_]*|\d[\d_]*(?:\.[\d_]*)?)(?:[eE][-+]?\d+)?"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$",
+        "-+.0123456789",
+    ),
+):
+    _Loader.add_implicit_resolver(_TAG + _tag, re.compile(_pattern), list(_first))
+_Loader.add_constructor(_TAG + "map", _Loader.mapping)
+_Loader.add_constructor(_TAG + "int", _Loader.integer)
+_Loader.add_constructor(_TAG + "float", _Loader.number)
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Read a recipe and apply overrides to it.
+
+    Args:
+        path: A YAML file.
+        overrides: Strings `a.b.c=value`, the value in YAML. `a.b.c=null` sets none, and
+            `a.0.b=value` reaches into a list.
+
+    Returns:
+        The plain tree.
+
+    Raises:
+        RecipeError: If the file cannot be read, is not a mapping, has a newer format, or an
+            override does not fit.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not a text file"
+        raise RecipeError(f"cannot read the recipe {path}: {reason}") from error
+    try:
+        tree = _plain(_parse(text))
+    except RecipeError as error:
+        raise RecipeError(f"{path}: {error}") from error
+    if not isinstance(tree, dict) or not tree:
+        raise RecipeError(f"{path}: a recipe is a mapping with the key 'task', got {tree!r}")
+    version = tree.pop("format", FORMAT)
+    if version != FORMAT:
+        raise RecipeError(
+            f"{path}: format is {version!r}, this polopt reads {FORMAT}: "
+            "upgrade polopt, or write the recipe anew"
+        )
+    for item in overrides:
+        override(tree, item)
+    return tree
+
+
+def dump(tree: Mapping[str, Any]) -> str:
+    """Return a tree as YAML text that `load` reads back."""
+    return yaml.safe_dump(_plain(tree), sort_keys=False, allow_unicode=True, width=100)
+
+
+def _parse(text: str) -> Any:  # noqa: ANN401
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}: " if mark else ""
+        problem = getattr(error, "problem", None) or str(error)
+        raise RecipeError(f"{where}not valid YAML: {problem}") from error
+
+
+def _plain(node: Any) -> Any:  # noqa: ANN401
+    """Copy a tree, so that entries shared through anchors can be changed one by one."""
+    try:
+        if isinstance(node, Mapping):
+            return {k: _plain(v) for k, v in node.items()}
+        if isinstance(node, list | tuple):
+            return [_plain(v) for v in node]
+    except RecursionError:
+        raise RecipeError("an anchor refers to itself, write the entry out") from None
+    return node
+
+
+def override(tree: dict[str, Any], item: str) -> None:
+    """Apply one override `a.b.c=value` to a tree, in place.
+
+    Raises:
+        RecipeError: If it has no `=`, its value is not YAML, or its path leads through a value.
+    """
+    key, found, text = item.partition("=")
+    names = key.split(".")
+    if not found or not all(names):
+        raise RecipeError(f"override {item!r} is not of the form key=value or key.sub=value")
+    try:
+        value = _plain(_parse(text))
+    except RecipeError as error:
+        raise RecipeError(f"override {item!r}: {error}") from error
+    node: Any = tree
+    for depth, name in enumerate(names):
+        path, last = ".".join(names[:depth]), depth == len(names) - 1
+        if isinstance(node, list):
+            if not name.isdecimal() or int(name) >= len(node):
+                raise RecipeError(
+                    f"override {item!r}: {path} has {len(node)} items, {name!r} is no index of it"
+                )
+            index: Any = int(name)
+        elif isinstance(node, dict):
+            index = name
+            if not last:
+                node.setdefault(name, {})
+        else:
+            raise RecipeError(
+                f"override {item!r}: {path} is {node!r}, which has no entries; "
+                f"set it whole with {path}=…"
+            )
+        if last:
+            node[index] = value
+        else:
+            node = node[index]
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """Return the end of a message about an unknown name: the nearest names, or all of them."""
+    folded = {re.sub(r"[-_]", "", k).lower(): k for k in sorted(known)}
+    close = difflib.get_close_matches(re.sub(r"[-_]", "", str(name)).lower(), folded, n=1)
+    if close:
+        return f"did you mean {folded[close[0]]!r}?"
+    if not known:
+        return "nothing is known here"
+    return f"expected {'one of ' if len(known) > 1 else ''}{', '.join(sorted(known))}"
+
+
+def check_keys(section: object, known: Collection[str], path: str = "") -> None:
+    """Refuse a section that is not a mapping or has keys other than the known ones.
+
+    Args:
+        section: What the recipe holds at `path`.
+        known: The keys that may stand there.
+        path: Where it stands, empty for the whole recipe.
+
+    Raises:
+        RecipeError: With the path, the key and the nearest known one.
+    """
+    if not isinstance(section, Mapping):
+        raise RecipeError(f"{path} must be a mapping of settings, got {section!r}")
+    for key in section:
+        if key not in known:
+            what = f"unknown key '{path}.{key}'" if path else f"unknown section {key!r}"
+            raise RecipeError(f"{what}, {nearest(key, known)}")
+
+
+def build(tree: object, namespace: Mapping[str, Callable[..., Any]], path: str = "") -> Any:  # noqa: ANN401
+    """Return `tree` with every call replaced by its result, innermost first.
+
+    Args:
+        tree: What `load` returned, or a part of it.
+        namespace: What short names stand for.
+        path: Where `tree` sits in the recipe, for messages.
+
+    Raises:
+        RecipeError: If a name is unknown or an argument does not fit the signature.
+    """
+    if isinstance(tree, list):
+        return [build(item, namespace, f"{path}.{i}") for i, item in enumerate(tree)]
+    if not isinstance(tree, dict):
+        return tree
+    children = {
+        k: build(v, namespace, f"{path}.{k}".lstrip(".")) for k, v in tree.items() if k != "use"
+    }
+    if "use" not in tree:
+        return children
+    return call(_resolve(tree["use"], namespace, path), children, path)
+
+
+def call(target: Callable[..., Any], arguments: Mapping[str, Any], path: str = "") -> Any:  # noqa: ANN401
+    """Call `target` with a section of a recipe, after checking it against the signature.
+
+    Args:
+        target: A function or class.
+        arguments: Its keyword arguments; values are converted to the annotated types.
+        path: Where they stand in the recipe, for messages.
+
+    Raises:
+        RecipeError: If an argument is unknown, missing or of the wrong type, or if the call
+            raises ValueError, TypeError or ImportError.
+    """
+    check_keys(arguments, arguments, path)
+    parameters, types = _signature(target)
+    settable = {n for n, p in parameters.items() if p.kind in _BY_NAME}
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        check_keys(arguments, settable, path)
+    for name in settable - set(arguments):
+        if parameters[name].default is inspect.Parameter.empty:
+            raise RecipeError(f"'{path}.{name}' is missing, {_name(target)} needs it")
+    checked = {
+        name: _check(value, types.get(name, Any), f"{path}.{name}")
+        for name, value in arguments.items()
+    }
+    try:
+        return target(**checked)
+    except RecipeError:
+        raise
+    except (ValueError, TypeError, ImportError) as error:
+        raise RecipeError(f"{path}: {error}") from error
+
+
+def complete(tree: object, namespace: Mapping[str, Callable[..., Any]], path: str = "") -> Any:  # noqa: ANN401
+    """Return a copy of `tree` in which every call also states its defaults.
+
+    Defaults that YAML cannot hold (objects) are left out. Reading the copy means the same as
+    reading `tree`, and keeps meaning it when a default changes.
+
+    Raises:
+        RecipeError: If a name is unknown.
+    """
+    if isinstance(tree, list):
+        return [complete(item, namespace, f"{path}.{i}") for i, item in enumerate(tree)]
+    if not isinstance(tree, dict):
+        return tree
+    result = {k: complete(v, namespace, f"{path}.{k}".lstrip(".")) for k, v in tree.items()}
+    if "use" in tree:
+        for name, parameter in _signature(_resolve(tree["use"], namespace, path))[0].items():
+            if parameter.kind in _BY_NAME and _writable(parameter.default):
+                result.setdefault(name, _plain(parameter.default))
+    return result
+
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def _signature(target: Callable[..., Any]) -> tuple[Mapping[str, inspect.Parameter], dict]:
+    try:
+        parameters = inspect.signature(target).parameters
+    except ValueError:  # some functions written in C do not tell
+        parameters = {"_": inspect.Parameter("_", inspect.Parameter.VAR_KEYWORD)}
+    try:
+        types = get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    except (NameError, TypeError, AttributeError):  # hints for type checkers only
+        types = {}
+    return parameters, types
+
+
+def _check(value: Any, annotation: Any, path: str) -> Any:  # noqa: ANN401
+    if isinstance(value, bool) and not _takes_bool(annotation):  # pydantic reads true as 1
+        raise RecipeError(f"'{path}' must be {_type_name(annotation)}, got {value!r}")
+    try:
+        # The tuple is there because pydantic takes no config for a bare dataclass.
+        adapter = pydantic.TypeAdapter(
+            tuple[annotation], config=pydantic.ConfigDict(arbitrary_types_allowed=True)
+        )
+    except (pydantic.PydanticUserError, pydantic.PydanticUndefinedAnnotation, TypeError):
+        return value  # a type that pydantic cannot check: the call itself will
+    try:
+        return adapter.validate_python((value,))[0]
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        inner = [str(i) for i in first["loc"][1:]]
+        where = path
+        if inner and isinstance(value, dict | list) and inner[0] in map(str, _keys(value)):
+            where = ".".join([path, *inner])
+        message = first["msg"].removeprefix("Value error, ")
+        message = message[:1].lower() + message[1:]
+        raise RecipeError(f"'{where}': {message}, got {first['input']!r}") from None
+
+
+def _keys(value: dict | list) -> Collection[Any]:
+    return value if isinstance(value, dict) else range(len(value))
+
+
+def _takes_bool(annotation: Any) -> bool:  # noqa: ANN401
+    if annotation in (Any, object, bool):
+        return True
+    return any(a is True or a is False or _takes_bool(a) for a in get_args(annotation))
+
+
+def _type_name(annotation: Any) -> str:  # noqa: ANN401
+    return getattr(annotation, "__name__", None) or str(annotation).replace("typing.", "")
+
+
+def _writable(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_writable(v) for v in value)
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def _name(target: Callable[..., Any]) -> str:
+    return getattr(target, "__name__", repr(target))
+
+
+def _resolve(
+    name: object, namespace: Mapping[str, Callable[..., Any]], path: str
+) -> Callable[..., Any]:
+    where = f"{path}.use".lstrip(".")
+    if not isinstance(name, str) or not name:
+        raise RecipeError(f"'{where}' must be a name, got {name!r}")
+    if ":" not in name:
+        if name not in namespace:
+            raise RecipeError(f"'{where}': unknown name {name!r}, {nearest(name, namespace)}")
+        return namespace[name]
+    module, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:  # like `python -m`, but installed packages come first
+        sys.path.append(os.getcwd())
+    try:
+        target: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            target = getattr(target, part)
+    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
+        raise RecipeError(f"'{where}': cannot import {name!r}: {error}") from error
+    if not callable(target):
+        raise RecipeError(f"'{where}': {name!r} is not a function or class, got {target!r}")
+    return target

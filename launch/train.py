@@ -1,0 +1,288 @@
+"""`polopt train`: from the command line to a finished run folder."""
+
+import argparse
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from polopt.launch.cli import SPAWNED, Result
+from polopt.launch.files import read_json, write_json
+from polopt.launch.job import Job, prepare, processes
+from polopt.launch.recipe import RecipeError, dump, load, nearest, override
+from polopt.launch.run import Run, cpu_seconds, new_folder, read_run
+from polopt.launch.signals import Signals, Terminated
+
+__all__ = ["find_recipe", "flatten", "recipe_names", "train"]
+
+LENGTH = ("collector.total_frames", "trainer.max_steps", "evaluation.stop_at")
+"""What may differ when a run is resumed: how long it goes on."""
+
+_FOLDER = "POLOPT_RUN"  # the run folder of all ranks, set by whoever starts them
+
+
+def recipe_names() -> list[str]:
+    """Return the names of the recipes that ship with the package, sorted."""
+    recipes = files("polopt.launch").joinpath("recipes")
+    return sorted(
+        p.name.removesuffix(".yaml") for p in recipes.iterdir() if p.name.endswith(".yaml")
+    )
+
+
+def find_recipe(name: str) -> Path:
+    """Return the file of a recipe, given as a path or as the name of one that ships.
+
+    Raises:
+        RecipeError: If there is neither, with the nearest name.
+    """
+    path, names = Path(name), recipe_names()
+    if path.is_file():
+        return path
+    if name in names:
+        return Path(str(files("polopt.launch").joinpath("recipes", f"{name}.yaml")))
+    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        raise RecipeError(f"there is no recipe file {name}; `polopt list` names those that ship")
+    raise RecipeError(f"there is no recipe {name!r}, {nearest(name, names)}")
+
+
+def train(args: argparse.Namespace, signals: Signals) -> Result:
+    """Run a recipe, or resume a run.
+
+    Raises:
+        RecipeError: If anything about the input is wrong; nothing was written then.
+    """
+    name, overrides = _words(args)
+    resume = Path(args.resume) if args.resume else None
+    tree, kept = _read(name, overrides, resume)
+    if not args.dry_run:
+        _writable(resume or Path(args.runs))
+    world = _world(processes(tree))
+    job = prepare(tree, name=Path(name or "run").stem)
+    if kept is not None:
+        _same(job.tree, kept, resume)
+    if args.dry_run:
+        return _plan(args, job)
+    if world is None and job.processes > 1:
+        return _spawn(args, job, resume)
+    run = _open(job, resume, Path(args.runs), world, signals)
+    return _execute(job, run, signals)
+
+
+def _words(args: argparse.Namespace) -> tuple[str | None, list[str]]:
+    words = list(args.arguments)
+    if words and "=" not in words[0]:
+        return words[0], words[1:]
+    if args.resume:
+        return None, words
+    first = f"{words[0]!r} is a setting, " if words else ""
+    raise RecipeError(f"{first}name the recipe first: polopt train RECIPE [key=value …]")
+
+
+def _read(
+    name: str | None, overrides: Sequence[str], resume: Path | None
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Return the recipe to run, and for a resumed run the one it was started with."""
+    for word in overrides:
+        if "=" not in word:
+            raise RecipeError(f"{word!r} is not of the form key=value; one recipe at a time")
+    if resume is None:
+        return load(find_recipe(str(name)), overrides), None
+    try:
+        kept = read_run(resume).config
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
+    if name is not None:
+        return {**load(find_recipe(name), overrides), "name": kept.get("name")}, kept
+    tree = load(resume / "config.yaml")
+    for word in overrides:
+        override(tree, word)
+    return tree, kept
+
+
+def _same(tree: Mapping[str, Any], kept: Mapping[str, Any], resume: Path | None) -> None:
+    now, then = flatten(tree), flatten(kept)
+    for key in {**then, **now}:
+        if key not in LENGTH and now.get(key) != then.get(key):
+            raise RecipeError(
+                f"{resume} was started with {key}={then.get(key)}, not {now.get(key)}: a resumed "
+                f"run may change {', '.join(LENGTH)} only; start a new run for the rest"
+            )
+
+
+def flatten(tree: Any, path: str = "") -> dict[str, Any]:  # noqa: ANN401
+    """Return the leaves of a tree by dotted path, as overrides name them."""
+    items: Any = ()
+    if isinstance(tree, Mapping):
+        items = tree.items()
+    elif isinstance(tree, list | tuple):
+        items = enumerate(tree)
+    if not items:
+        return {path: tree} if path else {}
+    return {p: v for k, sub in items for p, v in flatten(sub, f"{path}.{k}".lstrip(".")).items()}
+
+
+def _writable(folder: Path) -> None:
+    """Refuse a folder in which nothing could be written, without writing."""
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        raise RecipeError(f"cannot write runs to {folder}: {place} is not a folder, use --runs DIR")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise RecipeError(f"cannot write runs to {folder}: no permission, use --runs DIR")
+
+
+def _world(asked: int) -> int | None:
+    """Return the world size given by a launcher, None without one."""
+    text = os.environ.get("WORLD_SIZE")
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) != asked:
+        raise RecipeError(
+            f"'launch.processes' is {asked}, but the launcher started {text}: "
+            f"add launch.processes={text}, or launch {asked}"
+        )
+    return int(text)
+
+
+def _plan(args: argparse.Namespace, job: Job) -> Result:
+    arithmetic = job.arithmetic()
+    words = [w for w in _command(args) if w != "--dry-run"]
+    line = shlex.join(words)
+    if job.processes > 1:
+        line = shlex.join([*_torchrun(job.processes), "-m", *words])
+    text = f"# recipe\n{dump(job.tree)}\n# batches\n{dump(arithmetic)}\n# launch line\n{line}"
+    content = {"recipe": job.tree, "arithmetic": arithmetic, "launch": line}
+    return Result(content=content, text=text)
+
+
+def _command(args: argparse.Namespace) -> list[str]:
+    words = ["polopt", "train", *args.arguments]
+    words += ["--resume", args.resume] if args.resume else []
+    words += ["--runs", args.runs] if args.runs != "runs" else []
+    return words + (["--json"] if args.json else [])
+
+
+def _torchrun(count: int) -> list[str]:
+    return ["python", *f"-m torch.distributed.run --standalone --nproc-per-node {count}".split()]
+
+
+def _spawn(args: argparse.Namespace, job: Job, resume: Path | None) -> Result:
+    """Start this command once per rank, pass signals on, and wait."""
+    path = resume or _make(Path(args.runs), job.name)
+    command = [sys.executable, *_torchrun(job.processes)[1:], "-m", *_command(args)]
+    # Its own session: Ctrl-C reaches the ranks once, through the handler below.
+    child = subprocess.Popen(
+        command, env={**os.environ, _FOLDER: str(path), SPAWNED: "1"}, start_new_session=True
+    )
+    received: list[int] = []
+
+    def forward(signum: int, frame: FrameType | None) -> None:
+        received.append(signum)
+        child.send_signal(signum)
+
+    previous = {
+        s: signal.signal(s, forward) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    }
+    try:
+        code = child.wait()
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+    try:
+        summary = read_json(path / "summary.json")
+        del summary["format"]
+        summary["cpu_seconds"] = round(cpu_seconds(), 3)  # of all ranks
+        write_json(path / "summary.json", summary)
+    except (ValueError, OSError):  # it failed before it could write one
+        summary = {"status": "failed", "run": str(path)}
+    if code and not received and summary["status"] == "completed":
+        summary["status"] = "failed"
+    code = 128 + received[0] if received else min(abs(code), 1)
+    return Result(content=summary, text=_text(summary), code=code)
+
+
+def _make(root: Path, name: str) -> Path:
+    try:
+        return new_folder(root, name)
+    except ValueError as error:
+        raise RecipeError(f"{error}; use --runs DIR") from error
+
+
+def _open(job: Job, resume: Path | None, root: Path, world: int | None, signals: Signals) -> Run:
+    main = int(os.environ.get("RANK", "0")) == 0
+    given = os.environ.get(_FOLDER)
+    if resume is not None:
+        path = resume
+    elif given:
+        path = Path(given)
+        if main:
+            path.mkdir(parents=True, exist_ok=True)
+            if any(path.iterdir()):
+                raise RecipeError(f"{_FOLDER} names {path}, which is not empty; name a new folder")
+    elif world in (None, 1):
+        path = _make(root, job.name)
+    else:
+        path = _shared(root, job.name, main)
+    try:
+        return Run(path, None if resume else job.tree, main=main, signals=signals)
+    except (ValueError, OSError) as error:
+        raise RecipeError(f"cannot write to the run folder {path}: {error}") from error
+
+
+def _shared(root: Path, name: str, main: bool) -> Path:
+    """Make the folder on the main rank, and tell the others through the launcher's store."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        raise RecipeError(
+            f"this launcher gives the ranks no common store: set {_FOLDER} to a new folder, "
+            "the same on every rank"
+        )
+    from torch.distributed import TCPStore
+
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    key = f"polopt/run/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    if main:
+        store.set(key, str(_make(root, name)))
+    return Path(store.get(key).decode())
+
+
+def _execute(job: Job, run: Run, signals: Signals) -> Result:
+    summary: dict[str, Any] = {"name": job.name, "project": job.tree.get("project")}
+    summary["seed"] = job.tree.get("seed")
+    code = 0
+    signals.patient = True
+    try:
+        summary |= {"status": "completed", **job.train(run)}
+        if signals.received is not None:
+            raise Terminated(signals.received)
+    except Terminated as error:
+        summary |= {"status": "stopped", "signal": signal.Signals(error.signum).name}
+        code = 128 + error.signum
+    except (Exception, SystemExit) as error:
+        traceback.print_exc()
+        summary |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
+        code = 1
+    signals.patient = False
+    try:
+        summary = run.finish(summary)
+    except OSError as error:
+        print(f"polopt: cannot write the summary to {run.path}: {error.strerror}", file=sys.stderr)
+        code = code or 1
+    return Result(content=summary, text=_text(summary), code=code)
+
+
+def _text(summary: Mapping[str, Any]) -> str:
+    rest = {k: v for k, v in summary.items() if k not in ("status", "run")}
+    lines = [f"{summary['status']}: {summary.get('run', '')}"]
+    return "\n".join(lines + [f"  {k}: {_short(v)}" for k, v in rest.items()])
+
+
+def _short(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
