@@ -1,1 +1,1 @@
-"""TRL: the GRPO trainer with the losses and advantages of `polopt.losses`."""
+"""TRL: a trainer that takes an `Algorithm`, and small models made in place."""

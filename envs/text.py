@@ -1,0 +1,162 @@
+"""Text tasks: problems, rewards, and what counts as a correct answer."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Reward", "TextTask", "arithmetic"]
+
+Reward = Callable[..., Sequence[float | None]]
+"""`reward(prompts=…, completions=…, **columns)` gives one score per completion, None to leave
+the sample out. The columns are those of the rows, as in TRL."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextTask:
+    """Problems in text and the functions that score answers to them.
+
+    Attributes:
+        name: Short name, for folders and logs.
+        train: Rows to train on. Each has a `"prompt"`; its other entries reach the rewards.
+        evaluation: Held-out rows with the same columns. No prompt of theirs is trained on.
+        rewards: Functions that score completions. The first one verifies the answer.
+        correct_at: An answer is correct when the first reward gives at least this much.
+
+    Raises:
+        ValueError: If a part is empty, rows lack a prompt, or the two sets share a prompt.
+    """
+
+    name: str
+    train: Sequence[Mapping[str, Any]]
+    evaluation: Sequence[Mapping[str, Any]]
+    rewards: Sequence[Reward]
+    correct_at: float = 1.0
+
+    def __post_init__(self) -> None:
+        for part in ("train", "evaluation", "rewards"):
+            if not getattr(self, part):
+                raise ValueError(f"task {self.name!r}: {part} is empty")
+        for part in ("train", "evaluation"):
+            for i, row in enumerate(getattr(self, part)):
+                if "prompt" not in row:
+                    raise ValueError(
+                        f"task {self.name!r}: {part}[{i}] has no 'prompt', only {sorted(row)}"
+                    )
+        shared = {repr(r["prompt"]) for r in self.train} & {
+            repr(r["prompt"]) for r in self.evaluation
+        }
+        if shared:
+            raise ValueError(
+                f"task {self.name!r}: {len(shared)} prompts are in train and in evaluation, "
+                f"for example {min(shared)}"
+            )
+
+    def correct(self, rows: Sequence[Mapping[str, Any]], completions: Sequence[str]) -> list[bool]:
+        """Tell which completions answer their row correctly.
+
+        Args:
+            rows: N rows of this task.
+            completions: N answers to them, as text.
+        """
+        columns = {key: [row[key] for row in rows] for key in rows[0]} if rows else {}
+        prompts = columns.pop("prompt", [])
+        scores = self.rewards[0](prompts=prompts, completions=list(completions), **columns)
+        return [score is not None and score >= self.correct_at for score in scores]
+
+
+def arithmetic(
+    *,
+    train_size: int = 2000,
+    evaluation_size: int = 256,
+    terms: tuple[int, int] = (3, 3),
+    digits: tuple[int, int] = (1, 1),
+    seed: int = 0,
+) -> TextTask:
+    """Sums and differences of small numbers, from reasoning-gym's `chain_sum`.
+
+    A prompt is the bare expression, `"3 - 9 + 4 ="`; the reward is reasoning-gym's
+    `score_answer`. Each problem occurs once. A hash of its prompt, and nothing else, says
+    whether it is for training or held out, so no seed or size moves a problem across.
+
+    Args:
+        train_size: Number of training problems.
+        evaluation_size: Number of held-out problems.
+        terms: Fewest and most numbers in an expression.
+        digits: Fewest and most digits of a number.
+        seed: Seed of the draw.
+
+    Raises:
+        ValueError: If a size is not positive or there are not that many problems.
+        ModuleNotFoundError: If reasoning-gym is not installed.
+    """
+    for name, size in (("train_size", train_size), ("evaluation_size", evaluation_size)):
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, got {size}")
+    problems = _reasoning_gym(
+        "chain_sum",
+        min_terms=terms[0],
+        max_terms=terms[1],
+        min_digits=digits[0],
+        max_digits=digits[1],
+        seed=seed,
+        # Drawing lasts until both sets are full; this bounds it where problems run out.
+        size=100 * (train_size + evaluation_size),
+    )
+    sizes = {False: train_size, True: evaluation_size}
+    rows: dict[bool, dict[str, dict[str, str]]] = {False: {}, True: {}}
+    for problem in problems:
+        prompt = f"{problem['metadata']['expression']} ="
+        part = held_out(prompt)
+        if len(rows[part]) < sizes[part]:
+            rows[part].setdefault(prompt, {"prompt": prompt, "answer": problem["answer"]})
+        elif len(rows[not part]) == sizes[not part]:
+            break
+    for name, part in (("train_size", False), ("evaluation_size", True)):
+        if len(rows[part]) < sizes[part]:
+            raise ValueError(
+                f"{name}={sizes[part]}, but arithmetic with terms={terms} and digits={digits} "
+                f"has only {len(rows[part])} such problems: ask for fewer, or for longer ones"
+            )
+
+    def score_answer(completions: Sequence[Any], answer: Sequence[str], **_: Any) -> list[float]:  # noqa: ANN401
+        return [
+            problems.score_answer(_text(completion).strip(), {"answer": expected})
+            for completion, expected in zip(completions, answer, strict=True)
+        ]
+
+    return TextTask(
+        name="arithmetic",
+        train=list(rows[False].values()),
+        evaluation=list(rows[True].values()),
+        rewards=[score_answer],
+    )
+
+
+def held_out(prompt: str, share: float = 0.2) -> bool:
+    """Tell whether a prompt belongs to the held-out problems.
+
+    Args:
+        prompt: The text.
+        share: Expected share of the prompts that is held out.
+    """
+    digest = hashlib.sha256(prompt.encode()).digest()
+    return int.from_bytes(digest[:8], "big") < share * 2**64
+
+
+def _text(completion: Any) -> str:  # noqa: ANN401
+    """Return the text of a completion, which is a string or a list of messages."""
+    return completion if isinstance(completion, str) else completion[-1]["content"]
+
+
+def _reasoning_gym(name: str, **config: Any) -> Any:  # noqa: ANN401
+    try:
+        import reasoning_gym
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "this task needs reasoning-gym: pip install 'polopt[trl]'", name=error.name
+        ) from None
+    try:
+        return reasoning_gym.create_dataset(name, **config)
+    except AssertionError as error:
+        raise ValueError(f"reasoning-gym refuses {name} with {config}: {error}") from None

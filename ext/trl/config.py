@@ -1,0 +1,145 @@
+"""What `PolicyTrainer` refuses before any work starts."""
+
+import copy
+from dataclasses import MISSING, fields
+from typing import Any
+
+from trl import GRPOConfig
+
+from polopt.losses import Algorithm
+
+__all__ = ["LOSS_FIELDS", "check_algorithm", "check_config", "with_reference"]
+
+LOSS_FIELDS = {
+    "loss_type": "algorithm",
+    "epsilon": "the clip of the algorithm's surrogate",
+    "epsilon_high": "the clip of the algorithm's surrogate",
+    "delta": "the dual clip of the algorithm's surrogate",
+    "beta": "objective.kl_coef",
+    "use_bias_correction_kl": "objective.kl_reweighted",
+    "importance_sampling_level": "objective.ratio",
+    "sapo_temperature_neg": "sapo(tau_negative=…)",
+    "sapo_temperature_pos": "sapo(tau_positive=…)",
+    "vespo_k_pos": "algorithm",
+    "vespo_lambda_pos": "algorithm",
+    "vespo_k_neg": "algorithm",
+    "vespo_lambda_neg": "algorithm",
+    "multi_objective_aggregation": "algorithm.advantage",
+    "scale_rewards": "the scale of algorithm.advantage",
+    "mask_truncated_completions": "algorithm",
+    "top_entropy_quantile": "algorithm",
+    "entropy_coef": "objective.entropy_coef",
+    "use_adaptive_entropy": "objective.entropy_coef",
+    "entropy_coef_min": "objective.entropy_coef",
+    "entropy_coef_max": "objective.entropy_coef",
+    "entropy_coef_delta": "objective.entropy_coef",
+    "entropy_target": "objective.entropy_coef",
+    "off_policy_mask_threshold": "objective.corrections (OffPolicyMask)",
+    "vllm_importance_sampling_correction": "objective.corrections",
+    "vllm_importance_sampling_mode": "objective.corrections",
+    "vllm_importance_sampling_clip_max": "objective.corrections",
+    "vllm_importance_sampling_clip_min": "objective.corrections",
+    "vllm_importance_sampling_cap": "objective.corrections",
+    "router_aux_loss_coef": "nothing: the auxiliary loss of mixtures of experts is not supported",
+    "use_liger_kernel": "nothing: its loss is TRL's own",
+}
+"""Fields of `GRPOConfig` that belong to the loss, and where polopt has that setting."""
+
+ADVANTAGE_INPUTS = ("reward", "group", "rewards")
+
+
+def check_config(args: GRPOConfig) -> None:
+    """Refuse a config that sets the loss: that is the algorithm's business.
+
+    Args:
+        args: TRL's config. Fields that this version of TRL lacks are skipped.
+
+    Raises:
+        ValueError: If a field of `LOSS_FIELDS` differs from its default.
+    """
+    for field in fields(args):
+        if field.name not in LOSS_FIELDS:
+            continue
+        default = field.default if field.default is not MISSING else field.default_factory()  # type: ignore[misc]
+        value = getattr(args, field.name)
+        if value != default:
+            raise ValueError(
+                f"trainer.{field.name}={value!r} is a setting of TRL's own loss, which is not "
+                f"used: leave it at {default!r} and set {LOSS_FIELDS[field.name]} instead"
+            )
+
+
+def check_algorithm(algorithm: Algorithm) -> None:
+    """Refuse an algorithm that needs what this trainer does not provide.
+
+    Raises:
+        ValueError: If it trains a critic, or a part needs inputs that are not there.
+    """
+    if algorithm.value is not None:
+        raise ValueError(
+            "the algorithm trains a critic (value is set), which PolicyTrainer does not: use a "
+            "group-based one (grpo, dapo, rloo, …)"
+        )
+    unknown = [name for name in algorithm.advantage.needs if name not in ADVANTAGE_INPUTS]
+    if unknown:
+        raise ValueError(
+            f"the advantage needs {unknown}, and PolicyTrainer provides {list(ADVANTAGE_INPUTS)}"
+        )
+    if algorithm.objective.kl == "full":
+        raise ValueError("kl='full' needs whole distributions, which TRL does not keep: use 'k3'")
+    if algorithm.objective.selects:
+        raise ValueError(
+            f"{type(algorithm.objective.surrogate).__name__} chooses steps over the whole batch, "
+            "which PolicyTrainer does not support yet: use another surrogate"
+        )
+    if algorithm.objective.aggregation == "group_token_mean":
+        raise ValueError(
+            "aggregation 'group_token_mean' is not supported by PolicyTrainer: use 'token_mean'"
+        )
+
+
+def check_data(args: GRPOConfig, algorithm: Algorithm, dataset: Any, processes: int) -> None:  # noqa: ANN401
+    """Refuse data or batch sizes that the algorithm cannot work with.
+
+    Args:
+        args: TRL's config, which has checked that whole groups make a generation batch.
+        algorithm: The algorithm.
+        dataset: Training data, or None where an environment owns it.
+        processes: Number of ranks.
+
+    Raises:
+        ValueError: If the data has images, or refilling needs what is not there.
+    """
+    columns = set(getattr(dataset, "column_names", None) or ())
+    images = columns & {"image", "images"}
+    if images:
+        raise ValueError(
+            f"the dataset has the column {sorted(images)[0]!r}: PolicyTrainer does not support "
+            "images yet, use a dataset of texts"
+        )
+    if algorithm.sampling.refill is None:
+        return
+    if not hasattr(dataset, "__len__"):
+        raise ValueError(
+            "sampling.refill draws further prompts, which needs a dataset with a length: load "
+            "it without streaming, or set refill to none"
+        )
+    local = args.generation_batch_size // processes
+    if local % args.num_generations:
+        raise ValueError(
+            f"sampling.refill replaces whole groups within a process: "
+            f"per_device_train_batch_size * steps_per_generation = {local} must be a multiple "
+            f"of num_generations={args.num_generations}"
+        )
+
+
+def with_reference(args: GRPOConfig, algorithm: Algorithm) -> GRPOConfig:
+    """Return a config that makes TRL load the reference model if the algorithm needs it.
+
+    TRL does so when its `beta` is not zero; its value is not used.
+    """
+    if not algorithm.objective.uses_reference:
+        return args
+    args = copy.copy(args)
+    args.beta = 1.0
+    return args

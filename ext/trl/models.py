@@ -1,0 +1,184 @@
+"""Small language models made in place: nothing is downloaded.
+
+`TinyQwen3` builds a Qwen3-shaped model and a tokenizer for one task and gives it supervised
+steps on the training problems, with some labels made wrong on purpose: such a model knows the
+answers but samples them rarely, which leaves reinforcement learning something to gain. The
+result is cached under everything it depends on.
+"""
+
+import hashlib
+import json
+import os
+import random
+import tempfile
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from polopt.envs.text import TextTask
+
+__all__ = ["TinyQwen3", "cache_folder"]
+
+_SPECIAL = ["<pad>", "<eos>", "<unk>"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyQwen3:
+    """Maker of a small Qwen3 with tied embeddings, and of its tokenizer.
+
+    Attributes:
+        hidden_size: Width of the model.
+        layers: Number of layers.
+        heads: Attention heads; half as many for keys and values.
+        warmup_steps: Supervised steps (AdamW) on training problems; 0 leaves random weights.
+        warmup_batch_size: Problems per supervised step.
+        warmup_lr: Learning rate of the supervised steps.
+        label_accuracy: Share of the labels that are right; the others are answers to other
+            problems.
+        seed: Seed of the weights and of the supervised steps.
+
+    Raises:
+        ValueError: If a number is out of its range.
+    """
+
+    hidden_size: int = 64
+    layers: int = 2
+    heads: int = 4
+    warmup_steps: int = 300
+    warmup_batch_size: int = 64
+    warmup_lr: float = 3e-3
+    label_accuracy: float = 0.5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "layers", "heads", "warmup_batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.heads % 2 or self.hidden_size % self.heads:
+            raise ValueError(
+                f"heads must be even and divide hidden_size={self.hidden_size}, got {self.heads}"
+            )
+        if not 0.0 < self.label_accuracy <= 1.0:
+            raise ValueError(f"label_accuracy must be in (0, 1], got {self.label_accuracy}")
+
+    def make(self, task: TextTask) -> Path:
+        """Return the folder of the model and tokenizer for `task`, made on first use.
+
+        Args:
+            task: Its training rows need an `"answer"`; the evaluation rows are not looked at.
+        """
+        key = {
+            "maker": asdict(self),
+            "train": [[row["prompt"], row["answer"]] for row in task.train],
+            "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers")},
+            "format": 1,
+        }
+        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+        folder = cache_folder() / f"tiny-qwen3-{digest}"
+        if folder.exists():
+            return folder
+        tokenizer = _tokenizer(task)
+        model = self._model(len(tokenizer))
+        _supervise(model, tokenizer, task, self)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            made = Path(scratch) / "made"
+            model.save_pretrained(made)
+            tokenizer.save_pretrained(made)
+            try:
+                # A rename is atomic, and fails where another process was first.
+                made.rename(folder)
+            except OSError:
+                if not folder.exists():
+                    raise
+        return folder
+
+    def _model(self, vocabulary: int) -> Any:  # noqa: ANN401
+        from transformers import Qwen3Config, Qwen3ForCausalLM
+
+        torch.manual_seed(self.seed)
+        config = Qwen3Config(
+            vocab_size=vocabulary,
+            hidden_size=self.hidden_size,
+            intermediate_size=2 * self.hidden_size,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.heads // 2,
+            head_dim=max(16, self.hidden_size // self.heads),
+            max_position_embeddings=256,
+            tie_word_embeddings=True,
+            pad_token_id=_SPECIAL.index("<pad>"),
+            eos_token_id=_SPECIAL.index("<eos>"),
+            bos_token_id=None,
+        )
+        return Qwen3ForCausalLM(config)
+
+
+def cache_folder() -> Path:
+    """Return the folder of things made once: `$POLOPT_CACHE`, or `polopt` in the user's cache."""
+    if "POLOPT_CACHE" in os.environ:
+        return Path(os.environ["POLOPT_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "polopt"
+
+
+def _tokenizer(task: TextTask) -> Any:  # noqa: ANN401
+    """Return a tokenizer of words, digits and signs, with the training rows' vocabulary."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    split = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.WhitespaceSplit(),
+            pre_tokenizers.Split(Regex(r"\d|[^\W\d]+|[^\w\s]"), "isolated"),
+        ]
+    )
+    words = {
+        word
+        for row in task.train
+        for word, _ in split.pre_tokenize_str(f"{row['prompt']} {row['answer']}")
+    }
+    words |= set("0123456789")
+    vocabulary = {word: i for i, word in enumerate([*_SPECIAL, *sorted(words)])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = split
+    tokenizer.decoder = decoders.Fuse()  # digits of a number are not separated by spaces
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        padding_side="left",
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def _supervise(model: nn.Module, tokenizer: Any, task: TextTask, maker: TinyQwen3) -> None:  # noqa: ANN401
+    """Train on the training rows with partly wrong labels."""
+    rng = random.Random(maker.seed)
+    prompts = tokenizer([row["prompt"] for row in task.train])["input_ids"]
+    answers = tokenizer([row["answer"] for row in task.train])["input_ids"]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=maker.warmup_lr, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: min(1.0, (i + 1) / 20))
+    model.train()
+    for _ in range(maker.warmup_steps):
+        rows, labels = [], []
+        for i in rng.choices(range(len(prompts)), k=maker.warmup_batch_size):
+            right = rng.random() < maker.label_accuracy
+            answer = answers[i] if right else rng.choice(answers)
+            rows.append([*prompts[i], *answer, tokenizer.eos_token_id])
+            labels.append([-100] * len(prompts[i]) + rows[-1][len(prompts[i]) :])
+        width = max(map(len, rows))
+        pad = tokenizer.pad_token_id
+        ids = torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows])
+        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
+        target = torch.tensor([[*row, *[-100] * (width - len(row))] for row in labels])
+        model(input_ids=ids, attention_mask=mask, labels=target).loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    model.eval()

@@ -1,0 +1,117 @@
+"""PolicyTrainer: the loss and the advantages are ours, and exactly normalised."""
+
+import importlib.util
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("trl")
+from trl import GRPOTrainer
+
+from polopt.ext.trl.trainer import PolicyTrainer
+
+SETUP = Path(__file__).with_name("trl_setup.py")
+spec = importlib.util.spec_from_file_location("trl_setup", SETUP)
+setup = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(setup)
+
+
+def weights(trainer):
+    return torch.nn.utils.parameters_to_vector(trainer.model.parameters()).detach()
+
+
+def logs(trainer, key):
+    return [h[key] for h in trainer.state.log_history if key in h]
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo", "dr_grpo"])
+def test_equals_trl_where_trl_is_exact(tmp_path, name):
+    """One micro-batch a step: TRL's own loss has the right denominator there."""
+    epsilon_high = 0.28 if name == "dapo" else 0.2
+    scale = "none" if name == "dr_grpo" else "group"
+    knobs = {"loss_type": name, "epsilon_high": epsilon_high, "scale_rewards": scale,
+             "num_iterations": 2}  # fmt: skip
+    theirs = setup.build(GRPOTrainer, tmp_path / "a", config={**knobs, "max_steps": 4})
+    theirs.train()
+    ours_algorithm = setup.algorithm(name)
+    rule = ours_algorithm.advantage
+    # TRL adds 1e-4 to the standard deviation.
+    rule = replace(rule, settings={**rule.settings, "eps": 1e-4})
+    ours = setup.build(
+        PolicyTrainer, tmp_path / "b", config={"num_iterations": 2, "max_steps": 4},
+        algorithm=replace(ours_algorithm, advantage=rule),
+    )  # fmt: skip
+    start = weights(ours).clone()
+    ours.train()
+    assert (weights(ours) - start).abs().max() > 1e-3
+    torch.testing.assert_close(weights(ours), weights(theirs), rtol=1e-5, atol=1e-6)
+    for key in ("loss", "entropy", "clip_ratio/region_mean", "clip_ratio/high_max", "reward"):
+        assert logs(ours, key) == pytest.approx(logs(theirs, key), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "generate", "iterations"),
+    [(1, 1, 1), (2, 2, 1), (2, 4, 1), (2, 2, 2), (1, 3, 2), (4, 2, 1), (2, 3, 1), (4, 3, 2)],
+)
+def test_gradient_is_that_of_one_batch(tmp_path, accumulate, generate, iterations):
+    done = setup.compare(
+        tmp_path, "dapo", per_device_train_batch_size=4, max_steps=4,
+        gradient_accumulation_steps=accumulate, steps_per_generation=generate,
+        num_iterations=iterations,
+    )  # fmt: skip
+    assert len(done.lengths) > 2
+    assert len(done.errors) == 8
+    assert max(done.errors) < 1e-4
+    # The loss that Trainer logs is that of the whole step, too.
+    assert logs(done, "loss")[:4] == pytest.approx(logs(done, "loss_objective"), abs=1e-5)
+
+
+def test_partial_last_window(tmp_path):
+    """Nine micro-batches, two a step: the last step has one."""
+    done = setup.compare(
+        tmp_path, "dapo", per_device_train_batch_size=4, gradient_accumulation_steps=2,
+        steps_per_generation=3, max_steps=-1, num_train_epochs=1, num_generations=4,
+    )  # fmt: skip
+    assert done.state.global_step == 24
+    short = setup.build(
+        setup.Recorder, tmp_path, algorithm=setup.algorithm("dapo"),
+        rows=[{"prompt": f"w{i} w{i + 1}"} for i in range(9)],
+        config={"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2,
+                "steps_per_generation": 3, "max_steps": -1, "num_train_epochs": 1},
+    )  # fmt: skip
+    short.train()
+    assert short.state.global_step == 5
+    assert max(done.errors + short.errors) < 1e-4
+
+
+@pytest.mark.slow
+def test_gradient_on_two_ranks():
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", str(SETUP), "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("compared on 2 ranks") == 2
+
+
+def test_loss_of_trl_is_not_used(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("TRL's loss was called")
+
+    monkeypatch.setattr(GRPOTrainer, "_compute_loss", refuse)
+    trainer = setup.build(PolicyTrainer, tmp_path, algorithm=setup.algorithm("dapo"))
+    start = weights(trainer).clone()
+    trainer.train()
+    assert (weights(trainer) - start).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("name", ["gspo", "cispo", "sapo", "rloo"])
+def test_other_algorithms_train(tmp_path, name):
+    trainer = setup.build(PolicyTrainer, tmp_path, algorithm=setup.algorithm(name))
+    start = weights(trainer).clone()
+    trainer.train()
+    assert all(torch.isfinite(torch.tensor(logs(trainer, "grad_norm"))))
+    assert (weights(trainer) - start).abs().max() > 1e-5

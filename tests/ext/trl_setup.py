@@ -1,0 +1,186 @@
+"""What the TRL tests share: a tiny model made in place, a short run, a reference gradient.
+
+Run as a script it compares gradients, on as many ranks as torchrun starts.
+"""
+
+import sys
+
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.trainer_callback import PrinterCallback
+from trl import GRPOConfig
+
+from polopt import losses
+from polopt.ext.trl.trainer import PolicyTrainer
+
+WORDS = ["<pad>", "<eos>", "<unk>", *(f"w{i}" for i in range(13))]
+
+
+def tiny():
+    """Return a random two-layer model and a word tokenizer."""
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        padding_side="left",
+        model_input_names=["input_ids", "attention_mask"],
+    )
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(WORDS),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
+    return Qwen3ForCausalLM(config), fast
+
+
+def variety(completions, **_):
+    """Reward the share of different words, which leaves few groups equal."""
+    return [len(set(c.split())) / (1 + len(c.split())) for c in completions]
+
+
+def build(kind, folder, *, reward=variety, rows=None, **settings):
+    """Return a trainer of `kind` on the tiny model."""
+    config = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "max_completion_length": 8,
+        "max_steps": 2,
+        "learning_rate": 0.05,
+        "optim": "sgd",
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0.0,
+        "logging_steps": 1,
+        "report_to": "none",
+        "save_strategy": "no",
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "disable_tqdm": True,
+        "seed": 3,
+        **settings.pop("config", {}),
+    }
+    rows = rows or [{"prompt": f"w{i % 13} w{i * 5 % 13} w{i * 3 % 11}"} for i in range(48)]
+    model, tokenizer = tiny()
+    trainer = kind(
+        settings.pop("model", model),
+        [reward] if callable(reward) else reward,
+        GRPOConfig(**config),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        **settings,
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def algorithm(name, **settings):
+    """Return a named algorithm without refilling."""
+    knobs = {"dr_grpo": {"horizon": 8}, "dapo": {"refill": None}, "grpo": {"kl_coef": 0.0}}
+    return getattr(losses, name)(**{**knobs.get(name, {}), **settings})
+
+
+class Recorder(PolicyTrainer):
+    """Compares each optimizer step's gradient with that of its samples as one batch."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.parts, self.errors, self.lengths = [], [], set()
+
+    def _compute_loss(self, model, inputs):
+        self.parts.append({k: v.clone() for k, v in inputs.items()})
+        return super()._compute_loss(model, inputs)
+
+    def training_step(self, model, *args, **kwargs):
+        loss = super().training_step(model, *args, **kwargs)
+        if self.accelerator.sync_gradients:
+            self.compare()
+            self.parts.clear()
+        return loss
+
+    def compare(self):
+        from accelerate.utils import gather_object
+
+        model = self.accelerator.unwrap_model(self.model)
+        samples = []
+        for part in gather_object(self.parts):
+            for i in range(len(part["advantages"])):
+                prompt = part["prompt_ids"][i][part["prompt_mask"][i].bool()]
+                kept = part["completion_mask"][i].bool()
+                completion = part["completion_ids"][i][kept]
+                old = part.get("old_per_token_logps")
+                samples.append((prompt, completion, part["advantages"][i],
+                                part["loss_mask"][i][kept],
+                                None if old is None else old[i][kept]))  # fmt: skip
+        reference = type(model)(model.config).train()
+        reference.load_state_dict(model.state_dict())
+        width = max(len(s[1]) for s in samples)
+        new, old, mask, advantage = [], [], [], []
+        for prompt, completion, a, trained, before in samples:  # one by one: no padding at all
+            logits = reference(input_ids=torch.cat([prompt, completion])[None]).logits[0]
+            scores = logits[len(prompt) - 1 : -1].log_softmax(-1)
+            taken = scores.gather(-1, completion[:, None])[:, 0]
+            space = (0, width - len(taken))
+            new.append(torch.nn.functional.pad(taken, space))
+            before = taken.detach() if before is None else before
+            old.append(torch.nn.functional.pad(before, space))
+            mask.append(torch.nn.functional.pad(trained, space))
+            advantage.append(a)
+            self.lengths.add(len(completion))
+        out = losses.policy_loss(
+            torch.stack(new), torch.stack(old), torch.stack(advantage)[:, None],
+            torch.stack(mask), objective=self.algorithm.objective,
+        )  # fmt: skip
+        out["loss_objective"].backward()
+        worst = 0.0
+        for (name, p), q in zip(reference.named_parameters(), model.parameters(), strict=True):
+            assert q.grad is not None, name
+            scale = p.grad.abs().max().clamp(min=1e-4)
+            worst = max(worst, float((p.grad - q.grad).abs().max() / scale))
+        self.errors.append(worst)
+        metric = self._metrics["train"]["loss_objective"][-1]
+        self.errors.append(abs(metric - out["loss_objective"].item()))
+
+
+def unequal(completions, **_):
+    """Like `variety`, and some samples have no reward."""
+    return [None if "w7" in c.split()[:2] else r
+            for c, r in zip(completions, variety(completions), strict=True)]  # fmt: skip
+
+
+def compare(folder, name, **config):
+    """Train a few steps and return the recorder."""
+    trainer = build(Recorder, folder, reward=unequal, algorithm=algorithm(name), config=config)
+    trainer.train()
+    return trainer
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    world = int(sys.argv[1])
+    for name in ("dapo", "grpo", "dr_grpo"):
+        for accumulate, generate, iterations in ((2, 4, 1), (2, 2, 2), (4, 2, 1)):
+            done = compare(tempfile.mkdtemp(), name, per_device_train_batch_size=4, max_steps=3,
+                           gradient_accumulation_steps=accumulate, steps_per_generation=generate,
+                           num_iterations=iterations)  # fmt: skip
+            assert done.accelerator.num_processes == world
+            assert len(done.lengths) > 2
+            assert len(done.errors) == 6
+            assert max(done.errors) < 1e-4, (name, accumulate, generate, done.errors)
+    print(f"compared on {world} ranks")
