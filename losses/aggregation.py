@@ -6,12 +6,13 @@ micro-batches and ranks: whoever owns the loop adds them first, and hands the to
 backward as the denominator.
 """
 
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-__all__ = ["Aggregation", "check_aggregation", "step_weights", "unit_count", "weighted_sum"]
+__all__ = ["Aggregation", "aggregator", "check_aggregation", "step_weights", "unit_count"]
 
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant", "group_token_mean"]
 
@@ -90,26 +91,64 @@ def unit_count(
     return sequences if horizon is None else sequences * horizon
 
 
-def weighted_sum(
-    step: Tensor, mask: Tensor | None, mode: Aggregation, *, group_tokens: Tensor | None = None
-) -> Tensor:
-    """Return the sum of `step` under the weights of the mode, a scalar.
+def aggregator(
+    like: Tensor,
+    mask: Tensor | None,
+    mode: Aggregation,
+    *,
+    horizon: int | None = None,
+    group_tokens: Tensor | None = None,
+    denominator: Tensor | None = None,
+) -> Callable[[Tensor], Tensor]:
+    """Return the function that turns steps into their weighted sum over the denominator.
 
     Args:
-        step: float [B, T] (or [B]), ignored outside the mask: NaN there does no harm.
-        mask: bool, the shape of `step`. None means every step, without mask arithmetic.
+        like: float [B, T] or [B], for shape and type of the steps.
+        mask: bool, same shape. None means every step, without mask arithmetic.
         mode: As in `step_weights`.
+        horizon: As in `unit_count`.
         group_tokens: As in `step_weights`.
+        denominator: Scalar; None means the count of this batch.
+
+    Returns:
+        A function of float [B, T] that returns a scalar. What lies outside the mask is
+        ignored: NaN there does no harm.
     """
     if mask is None:
-        if mode == "sequence_mean":
-            return step.mean(-1).sum()
-        if mode == "group_token_mean":
-            raise ValueError("aggregation 'group_token_mean' needs a mask")
-        return step.sum()
+        return _aggregator_of_all(like, mode, horizon, denominator)
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    weights = None
     if mode in ("sequence_mean", "group_token_mean"):
-        step = step * step_weights(mask, mode, group_tokens=group_tokens, dtype=step.dtype)
-    return torch.where(mask, step, 0.0).sum()
+        weights = step_weights(mask, mode, group_tokens=group_tokens, dtype=dtype)
+    if denominator is None:
+        denominator = unit_count(mask, mode, horizon=horizon, group_tokens=group_tokens)
+    # Not below one: a rank's or micro-batch's share of a count can be a fraction.
+    scale = 1.0 / denominator.to(dtype).clamp(min=torch.finfo(dtype).tiny)
+
+    def total(step: Tensor) -> Tensor:
+        if weights is not None:
+            step = step * weights
+        return torch.where(mask, step, 0.0).sum() * scale
+
+    return total
+
+
+def _aggregator_of_all(
+    like: Tensor, mode: Aggregation, horizon: int | None, denominator: Tensor | None
+) -> Callable[[Tensor], Tensor]:
+    if mode == "group_token_mean":
+        raise ValueError("aggregation 'group_token_mean' needs a mask")
+    _check(like, mode, None)
+    if mode == "token_mean" and denominator is None and like.numel():
+        return torch.mean
+    steps = like.shape[-1] if mode == "sequence_mean" else 1
+    if denominator is None:
+        units = like.numel() if mode == "token_mean" else len(like) * (horizon or 1)
+        share: float | Tensor = 1.0 / max(units * steps, 1)
+    else:
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        share = 1.0 / (steps * denominator.to(dtype).clamp(min=torch.finfo(dtype).tiny))
+    return lambda step: step.sum() * share
 
 
 def check_aggregation(mode: Aggregation, horizon: int | None) -> None:

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from polopt.losses.numerics import bounded
+from polopt.losses.numerics import bounded_difference
 
 __all__ = ["Kl", "full_kl", "kl_estimate"]
 
@@ -43,7 +43,7 @@ def kl_estimate(log_prob: Tensor, ref_log_prob: Tensor, kind: Kl) -> Tensor:
     Raises:
         ValueError: If the kind is unknown.
     """
-    difference = bounded(log_prob - ref_log_prob)
+    difference = bounded_difference(log_prob, ref_log_prob.detach())
     if kind.endswith("+") and kind in get_args(Kl):
         through = 0.5 * difference.square()
         value = _estimate(difference.detach(), kind.removesuffix("+"))

@@ -6,10 +6,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from polopt.losses.aggregation import Aggregation, check_aggregation, unit_count, weighted_sum
+from polopt.losses.aggregation import Aggregation, aggregator, check_aggregation, unit_count
 from polopt.losses.corrections import Correction
 from polopt.losses.divergences import Kl, kl_estimate
-from polopt.losses.numerics import bounded, selected, selected_log_prob
+from polopt.losses.numerics import MAX_LOG_RATIO, bounded_difference, selected, selected_log_prob
 from polopt.losses.schedules import Coefficient, Schedule, check_coefficient
 from polopt.losses.surrogates import SelectingSurrogate, Surrogate
 
@@ -175,15 +175,14 @@ def policy_loss(
     )
     _check_advantage(advantage, log_prob)
     dtype = torch.promote_types(log_prob.dtype, torch.float32)
-    mode = objective.aggregation
-    if denominator is None:
-        ones = torch.ones_like(log_prob, dtype=torch.bool) if mask is None else mask
-        denominator = objective.count(ones, group_tokens=group_tokens)
-    scale = 1.0 / denominator.to(dtype).clamp(min=torch.finfo(dtype).tiny)
-
-    def total(step: Tensor) -> Tensor:
-        return weighted_sum(step, mask, mode, group_tokens=group_tokens) * scale
-
+    total = aggregator(
+        log_prob,
+        mask,
+        objective.aggregation,
+        horizon=objective.horizon,
+        group_tokens=group_tokens,
+        denominator=denominator,
+    )
     log_prob = selected_log_prob(log_prob, mask, dtype)
     advantage = selected(advantage.detach(), mask, dtype)
     if old_log_prob is not None:
@@ -224,7 +223,8 @@ def policy_loss(
     with torch.no_grad():
         out["clip_fraction"] = total(clipped.to(dtype))
         if old_log_prob is not None:
-            away = log_ratio if objective.ratio == "token" else bounded(log_prob - old_log_prob)
+            token_level = objective.ratio == "token"
+            away = log_ratio if token_level else bounded_difference(log_prob, old_log_prob)
             out["kl_approx"] = total(torch.expm1(away) - away)
             out["ratio_mean"] = total(log_ratio.exp())
     return out
@@ -279,18 +279,19 @@ def _log_ratio(
         return log_prob - log_prob.detach()
     if old_log_prob is None:
         raise ValueError(f"ratio {level!r} needs old_log_prob, got none")
-    log_ratio = log_prob - old_log_prob
     if level == "token":
-        return bounded(log_ratio)
-    if log_ratio.ndim != 2:
-        raise ValueError(f"ratio {level!r} needs steps [B, T], got {tuple(log_ratio.shape)}")
-    whole = log_ratio.sum(-1, keepdim=True)
+        return bounded_difference(log_prob, old_log_prob)
+    if log_prob.ndim != 2:
+        raise ValueError(f"ratio {level!r} needs steps [B, T], got {tuple(log_prob.shape)}")
     if level == "sequence_sum":
-        return bounded(whole).expand_as(log_ratio)
-    length = log_ratio.shape[-1] if mask is None else mask.sum(-1, keepdim=True).clamp(min=1)
+        whole = log_prob.sum(-1, keepdim=True)
+        anchor = old_log_prob.sum(-1, keepdim=True)
+        return bounded_difference(whole, anchor).expand_as(log_prob)
+    length = log_prob.shape[-1] if mask is None else mask.sum(-1, keepdim=True).clamp(min=1)
+    mean = (log_prob.detach() - old_log_prob).sum(-1, keepdim=True) / length
     # GSPO-token: the value is the sequence's ratio, the gradient belongs to each step, so that
     # advantages may differ within a sequence. With equal ones this is GSPO.
-    return bounded((whole / length).detach() + (log_prob - log_prob.detach()))
+    return log_prob - (log_prob.detach() - mean.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
 def _correction(

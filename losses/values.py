@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from polopt.losses.aggregation import Aggregation, unit_count, weighted_sum
+from polopt.losses.aggregation import Aggregation, aggregator
 from polopt.losses.numerics import selected
 
 __all__ = ["explained_variance", "value_loss"]
@@ -67,13 +67,7 @@ def value_loss(
     if loss not in ("mse", "huber"):
         raise ValueError(f"loss must be 'mse' or 'huber', got {loss!r}")
     dtype = torch.promote_types(value.dtype, torch.float32)
-    if denominator is None:
-        ones = torch.ones_like(value, dtype=torch.bool) if mask is None else mask
-        denominator = unit_count(ones, aggregation)
-    share = 1.0 / denominator.to(dtype).clamp(min=torch.finfo(dtype).tiny)
-
-    def total(step: Tensor) -> Tensor:
-        return weighted_sum(step, mask, aggregation) * share
+    total = aggregator(value, mask, aggregation, denominator=denominator)
 
     def cost(error: Tensor) -> Tensor:
         if loss == "mse":

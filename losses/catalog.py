@@ -1,0 +1,191 @@
+"""The table of algorithms, generated from the presets and what is known of the peers.
+
+`python -m polopt.losses.catalog` prints the table of docs/algorithms.md.
+"""
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from polopt.losses import outcome_presets, presets
+from polopt.losses.algorithm import Algorithm
+
+__all__ = ["Entry", "axes", "catalog", "markdown"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One named algorithm.
+
+    Attributes:
+        name: Of the preset.
+        preset: The function.
+        title: First sentence of its docstring, without links.
+        paper: Link to its source.
+        formula: Loss of one step, and the advantage where that is the point.
+        peers: Who else has it, and where they differ.
+    """
+
+    name: str
+    preset: Callable[..., Algorithm]
+    title: str
+    paper: str
+    formula: str
+    peers: str
+
+
+_CLIP = "−min(r·A, clip(r, 1−low, 1+high)·A)"
+
+# Formula; peers: verl 0.9.1, TRL 1.16, TorchRL 0.14, OpenRLHF 0.11.
+_FACTS = {
+    "ppo": (
+        _CLIP + ", A from GAE",
+        "TorchRL `ClipPPOLoss`: Huber value loss by default, no ½ in `l2`; verl: dual clip 3 always "
+        "on; OpenRLHF; TRL has no critic",
+    ),
+    "kl_ppo": (
+        "−r·A + coef·(r − 1 − log r), A from GAE",
+        "TorchRL `KLPENPPOLoss` adapts the coefficient at every forward, the paper once per update",
+    ),
+    "a2c": ("−A·log π, A from GAE", "TorchRL `A2CLoss`"),
+    "reinforce": ("−(R − V)·log π", "TorchRL `ReinforceLoss`"),
+    "grpo": (
+        _CLIP + " + β·k3, A = (R − mean) / std",
+        "all four; eps of the std: verl 1e-6, TRL 1e-4, OpenRLHF 1e-9; TRL multiplies k3 by r and "
+        "divides by empty answers too",
+    ),
+    "dr_grpo": (
+        _CLIP + " / horizon, A = R − mean",
+        "TRL `dr_grpo` keeps the std unless `scale_rewards='none'`; verl divides by the padded "
+        "width unless told a constant; OpenRLHF has no constant",
+    ),
+    "dapo": (
+        _CLIP + ", mean over all tokens, A = (R − mean) / std, groups without signal replaced",
+        "verl (filter by `np.std == 0`, which rounding defeats); TRL: no refill, divides by the "
+        "average of the generation batch; TorchRL `DAPO` is the two bounds only",
+    ),
+    "gspo": (
+        _CLIP + ", r = exp(mean of log-ratios)",
+        "verl `gspo` bounds the log-ratio at 10; TRL and OpenRLHF spread per-token advantages over "
+        "the sequence",
+    ),
+    "rloo": (
+        _CLIP + ", r of the whole answer, A = R − mean of the others",
+        "TRL `RLOOTrainer`, verl, OpenRLHF; a group of one: reward or zero in verl, zero here",
+    ),
+    "cispo": (
+        "−sg(min(r, 1+high))·A·log π",
+        "verl: two-sided by default; TRL: `epsilon_high` is the bound itself; TorchRL's gives "
+        "clipped tokens no gradient, which is what CISPO exists to avoid",
+    ),
+    "sapo": ("−σ(τ(r − 1))·4/τ·A", "verl and TRL, same numbers"),
+    "gmpo": (
+        "−exp(mean of clipped log-ratios)·A",
+        "verl `geo_mean` averages over the rows of the micro-batch; TRL experimental: an empty row "
+        "adds −A",
+    ),
+    "clip_cov": (
+        _CLIP + ", zero for drawn tokens of high covariance",
+        "verl, per micro-batch; here over whatever batch the loop selects on",
+    ),
+    "kl_cov": (
+        "−r·A, + coef·|log r| for tokens of the highest covariance",
+        "verl, per micro-batch, coefficient 1 (its yaml says 0.1)",
+    ),
+    "gpg": (
+        "−A·log π, A = α·(R − mean)",
+        "verl takes α from non-zero rewards instead of groups with signal",
+    ),
+    "reinforce_pp": (
+        _CLIP + ", A = whitened return to go of R − β·k1",
+        "verl, OpenRLHF (biased variance)",
+    ),
+    "reinforce_pp_baseline": (
+        _CLIP + " + β·k2, A = whitened (R − mean)",
+        "verl, OpenRLHF; weighted by tokens everywhere, so a group without signal can get A ≠ 0",
+    ),
+    "remax": ("−A·log π, A = R − R(greedy)", "verl"),
+    "opo": ("−A·log π, A = R − Σ l·R / Σ l", "verl"),
+    "pass_at_k": (_CLIP + ", A = R_max − R_second for the best, 0 for the rest", "verl"),
+    "gdpo": (
+        _CLIP + ", A = whitened Σ w·(R_k − mean) / std",
+        "verl whitens by tokens, TRL `normalize_then_sum` by samples",
+    ),
+}
+
+
+def catalog() -> list[Entry]:
+    """Return every preset, in the order of the table.
+
+    Raises:
+        KeyError: If a preset has no row here, or a row no preset.
+    """
+    found = {n: getattr(m, n) for m in (presets, outcome_presets) for n in m.__all__}
+    if found.keys() != _FACTS.keys():
+        raise KeyError(f"presets and rows differ: {sorted(found.keys() ^ _FACTS.keys())}")
+    entries = []
+    for name, (formula, peers) in _FACTS.items():
+        first = (inspect.getdoc(found[name]) or "").split("\n\n")[0].replace("\n", " ")
+        link = re.search(r"https?://\S+?(?=[\s:,)]|\.?$)", first)
+        if link is None:
+            raise KeyError(f"the first sentence of {name} has no link to its paper")
+        title = first.replace(", " + link.group(), "").rstrip(".")
+        entries.append(
+            Entry(
+                name=name,
+                preset=found[name],
+                title=title,
+                paper=link.group(),
+                formula=formula,
+                peers=peers,
+            )
+        )
+    return entries
+
+
+def axes(algorithm: Algorithm) -> str:
+    """Return where an algorithm lies on the axes, in one line."""
+    o, a = algorithm.objective, algorithm.advantage
+    parts = [type(o.surrogate).__name__, f"ratio {o.ratio}", o.aggregation]
+    if o.uses_reference:
+        parts.append(f"{o.kl} in the {o.kl_in}")
+    estimate = getattr(a.estimate, "__name__", str(a.estimate))
+    parts.append(estimate + (", whitened" if a.whiten else ""))
+    if algorithm.value is not None:
+        parts.append("critic")
+    if algorithm.sampling.refill is not None:
+        parts.append(f"refill by {algorithm.sampling.refill}")
+    return " · ".join(parts)
+
+
+def markdown() -> str:
+    """Return the whole table in Markdown."""
+    rows = [
+        "| algorithm | axes | loss of a step | defaults | others |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for e in catalog():
+        parameters = inspect.signature(e.preset).parameters.values()
+        defaults = ", ".join(
+            p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in parameters
+        )
+        required = {p.name: 1024 for p in parameters if p.default is p.empty}
+        cells = (
+            f"[`{e.name}`]({e.paper})",
+            axes(e.preset(**required)),
+            e.formula.replace("|", "\\|"),
+            f"`{defaults}`" if defaults else "",
+            e.peers,
+        )
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def main() -> None:
+    """Print the table."""
+    print(markdown(), end="")
+
+
+if __name__ == "__main__":
+    main()
