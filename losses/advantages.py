@@ -69,13 +69,13 @@ def gae(
     return advantage, _scan(delta, discount * target_lam) + value
 
 
-def discounted_return(reward: Tensor, done: Tensor, *, gamma: float) -> Tensor:
+def discounted_return(reward: Tensor, done: Tensor, *, gamma: float | Tensor) -> Tensor:
     """Return R_t = r_t + γ·(1 − done_t)·R_{t+1}, float [..., T], without bootstrapping.
 
     Args:
         reward: float [..., T].
         done: bool [..., T].
-        gamma: Discount per step, in [0, 1].
+        gamma: Discount per step, in [0, 1], or one for each step, float [..., T].
     """
     _check_unit("gamma", gamma)
     dtype = torch.promote_types(reward.dtype, torch.float32)

@@ -51,16 +51,18 @@ def group_advantage(
         raise ValueError(f"baseline must be one of {get_args(Baseline)}, got {baseline!r}")
     if scale not in get_args(Scale):
         raise ValueError(f"scale must be one of {get_args(Scale)}, got {scale!r}")
+    if not eps >= 0.0:
+        raise ValueError(f"eps must not be negative, got {eps}")
     stats = GroupStats(reward, group)
     centred = stats.centred
     if baseline == "leave_one_out":
         n = stats.size[group]
         centred = centred * n / (n - 1).clamp(min=1)
-    if scale == "group":
-        centred = centred / (stats.deviation[group] + eps)
-    elif scale == "batch":
-        centred = centred / (_batch_deviation(stats) + eps)
-    return centred
+    if scale == "none":
+        return centred
+    spread = stats.deviation[group] if scale == "group" else _batch_deviation(stats)
+    # Without spread the numerator is zero: 0 / 0 has to be zero too, whatever `eps`.
+    return centred / torch.where(spread > 0, spread + eps, 1.0)
 
 
 def informative(reward: Tensor, group: Tensor) -> Tensor:

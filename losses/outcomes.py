@@ -28,7 +28,7 @@ def reinforce_pp_advantage(token_reward: Tensor, mask: Tensor, *, gamma: float =
 
     Args:
         token_reward: float [N, T].
-        mask: bool [N, T]; untrained tokens inside an answer are carried over.
+        mask: bool [N, T]; the return is carried over untrained tokens inside an answer.
         gamma: Discount per token, in [0, 1].
 
     Returns:
@@ -38,7 +38,10 @@ def reinforce_pp_advantage(token_reward: Tensor, mask: Tensor, *, gamma: float =
     if gamma == 1.0:
         ahead = reward.flip(-1).cumsum(-1).flip(-1)
     else:
-        ahead = discounted_return(reward, torch.zeros_like(mask), gamma=gamma)
+        if not 0.0 <= gamma <= 1.0:
+            raise ValueError(f"gamma must be in [0, 1], got {gamma}")
+        discount = torch.ones_like(reward).masked_fill(mask, gamma)
+        ahead = discounted_return(reward, torch.zeros_like(mask), gamma=discount)
     return torch.where(mask, ahead, 0.0)
 
 
