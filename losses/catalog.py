@@ -1,17 +1,19 @@
 """The table of algorithms, generated from the presets and what is known of the peers.
 
-`python -m polopt.losses.catalog` prints the table of docs/algorithms.md.
+`python -m polopt.losses.catalog docs/algorithms.md` writes the table there anew.
 """
 
 import inspect
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from polopt.losses import outcome_presets, presets
 from polopt.losses.algorithm import Algorithm
 
-__all__ = ["Entry", "axes", "catalog", "markdown"]
+__all__ = ["Entry", "axes", "catalog", "markdown", "replace_table"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +43,8 @@ _CLIP = "−min(r·A, clip(r, 1−low, 1+high)·A)"
 _FACTS = {
     "ppo": (
         _CLIP + ", A from GAE",
-        "TorchRL `ClipPPOLoss`: Huber value loss by default, no ½ in `l2`; verl: dual clip 3 always "
-        "on; OpenRLHF; TRL has no critic",
+        "TorchRL `ClipPPOLoss`: Huber value loss by default, no ½ in `l2`; verl: dual clip 3 "
+        "always on; OpenRLHF; TRL has no critic",
     ),
     "kl_ppo": (
         "−r·A + coef·(r − 1 − log r), A from GAE",
@@ -182,9 +184,23 @@ def markdown() -> str:
     return "\n".join(rows) + "\n"
 
 
+def replace_table(text: str) -> str:
+    """Return a Markdown text with the table between its markers made anew.
+
+    Raises:
+        ValueError: If the markers are missing.
+    """
+    begin, end = "<!-- table:begin -->\n", "<!-- table:end -->"
+    if begin not in text or end not in text:
+        raise ValueError(f"the text must hold the markers {begin.strip()} and {end}")
+    head, tail = text.split(begin)[0], text.split(end)[1]
+    return head + begin + markdown() + end + tail
+
+
 def main() -> None:
-    """Print the table."""
-    print(markdown(), end="")
+    """Write the table into the file that is named."""
+    path = Path(sys.argv[1])
+    path.write_text(replace_table(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
