@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from polopt.launch.extras import explain, is_missing
 from polopt.launch.recipe import RecipeError, build, check_keys, complete
 
 if TYPE_CHECKING:
@@ -29,19 +30,6 @@ __all__ = [
 
 COMMON = ("name", "project", "seed", "launch", "task", "algorithm")
 """Sections that every recipe may have; `prepare` has checked all but the last two."""
-
-_EXTRAS = {
-    "torchrl": "torchrl",
-    "gymnasium": "torchrl",
-    "trl": "trl",
-    "transformers": "trl",
-    "accelerate": "trl",
-    "datasets": "trl",
-    "reasoning_gym": "trl",
-    "Box2D": "control",
-    "mujoco": "control",
-    "vllm": "vllm",
-}
 
 
 @runtime_checkable
@@ -215,12 +203,6 @@ def missing_extra(what: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        if "pip install 'polopt[" in str(error):  # it says so itself
-            raise RecipeError(str(error)) from error
-        library = (error.name or "").split(".")[0]
-        if library not in _EXTRAS or not isinstance(error, ModuleNotFoundError):
+        if not is_missing(error):
             raise
-        raise RecipeError(
-            f"{what} needs {library}, which is not installed: "
-            f"pip install 'polopt[{_EXTRAS[library]}]'"
-        ) from error
+        raise RecipeError(f"{what}: {explain(error)}") from error

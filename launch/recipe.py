@@ -22,6 +22,8 @@ from typing import Any, get_args, get_type_hints
 import pydantic
 import yaml
 
+from polopt.launch.extras import explain
+
 __all__ = [
     "FORMAT",
     "RecipeError",
@@ -59,13 +61,17 @@ class _Loader(yaml.SafeLoader):
         """Construct a mapping with unique text keys."""
         self.flatten_mapping(node)
         result: dict[str, Any] = {}
+        written: set[str] = set()
         for key_node, value_node in node.value:
             key = self.construct_object(key_node, deep=True)
             where = f"line {key_node.start_mark.line + 1}"
             if not isinstance(key, str):
                 raise RecipeError(f"{where}: the key {key!r} is not text, put it in quotes")
-            if key in result and not _merged(node, key_node):
-                raise RecipeError(f"{where}: the key {key!r} is there twice, remove one")
+            # Keys that `<<: *base` merged lie elsewhere in the file, and may be overridden.
+            if node.start_mark.index <= key_node.start_mark.index < node.end_mark.index:
+                if key in written:
+                    raise RecipeError(f"{where}: the key {key!r} is there twice, remove one")
+                written.add(key)
             result[key] = self.construct_object(value_node, deep=True)
         return result
 
@@ -80,10 +86,8 @@ class _Loader(yaml.SafeLoader):
         return float(text.replace(".inf", "inf").replace(".nan", "nan"))
 
 
-def _merged(node: yaml.MappingNode, key_node: yaml.Node) -> bool:
-    # Keys of a merged mapping (`<<: *base`) come first, and lie outside the mapping itself.
-    end = node.start_mark.index, node.end_mark.index
-    return not end[0] <= key_node.start_mark.index < end[1]
+class _Dumper(yaml.SafeDumper):
+    """Quotes what `_Loader`, or a reader of YAML 1.1, would not read as text."""
 
 
 _TAG = "tag:yaml.org,2002:"
@@ -97,7 +101,8 @@ for _tag, _pattern, _first in (
         "-+.0123456789",
     ),
 ):
-    _Loader.add_implicit_resolver(_TAG + _tag, re.compile(_pattern), list(_first))
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(_TAG + _tag, re.compile(_pattern), list(_first))
 _Loader.add_constructor(_TAG + "map", _Loader.mapping)
 _Loader.add_constructor(_TAG + "int", _Loader.integer)
 _Loader.add_constructor(_TAG + "float", _Loader.number)
@@ -142,7 +147,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 def dump(tree: Mapping[str, Any]) -> str:
     """Return a tree as YAML text that `load` reads back."""
-    return yaml.safe_dump(_plain(tree), sort_keys=False, allow_unicode=True, width=100)
+    return yaml.dump(_plain(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
 def _parse(text: str) -> Any:  # noqa: ANN401
@@ -157,13 +162,10 @@ def _parse(text: str) -> Any:  # noqa: ANN401
 
 def _plain(node: Any) -> Any:  # noqa: ANN401
     """Copy a tree, so that entries shared through anchors can be changed one by one."""
-    try:
-        if isinstance(node, Mapping):
-            return {k: _plain(v) for k, v in node.items()}
-        if isinstance(node, list | tuple):
-            return [_plain(v) for v in node]
-    except RecursionError:
-        raise RecipeError("an anchor refers to itself, write the entry out") from None
+    if isinstance(node, Mapping):
+        return {k: _plain(v) for k, v in node.items()}
+    if isinstance(node, list | tuple):
+        return [_plain(v) for v in node]
     return node
 
 
@@ -286,7 +288,9 @@ def call(target: Callable[..., Any], arguments: Mapping[str, Any], path: str = "
         return target(**checked)
     except RecipeError:
         raise
-    except (ValueError, TypeError, ImportError) as error:
+    except ImportError as error:
+        raise RecipeError(f"{path}: {explain(error)}") from error
+    except (ValueError, TypeError) as error:
         raise RecipeError(f"{path}: {error}") from error
 
 
@@ -346,6 +350,8 @@ def _check(value: Any, annotation: Any, path: str) -> Any:  # noqa: ANN401
             where = ".".join([path, *inner])
         message = first["msg"].removeprefix("Value error, ")
         message = message[:1].lower() + message[1:]
+        if first["type"] == "missing" and isinstance(value, list):
+            message = "too few items"
         raise RecipeError(f"'{where}': {message}, got {first['input']!r}") from None
 
 
@@ -391,7 +397,8 @@ def _resolve(
         for part in attribute.split("."):
             target = getattr(target, part)
     except (ImportError, AttributeError, ValueError, SyntaxError) as error:
-        raise RecipeError(f"'{where}': cannot import {name!r}: {error}") from error
+        why = explain(error) if isinstance(error, ImportError) else error
+        raise RecipeError(f"'{where}': cannot import {name!r}: {why}") from error
     if not callable(target):
         raise RecipeError(f"'{where}': {name!r} is not a function or class, got {target!r}")
     return target

@@ -95,6 +95,7 @@ class FakeJob:
         return {"final_reward": float(total[0]), "steps": step, "ranks": ranks}
 
     def _fail(self):
+        assert self.task.fault
         if self.task.fault == "raise":
             raise RuntimeError("the fault that was asked for")
         if self.task.fault == "hang":

@@ -1,0 +1,429 @@
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import polopt
+from polopt.launch.cli import main
+from polopt.launch.run import read_run
+from polopt.launch.train import recipe_names
+
+HERE = Path(__file__).parent
+needs_safetensors = pytest.mark.skipif(
+    not any((Path(p) / "safetensors").is_dir() for p in sys.path), reason="no safetensors"
+)
+
+
+def only_run(folder):
+    (path,) = (folder / "runs").iterdir()
+    return path
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def metrics_of(folder):
+    return [p for p in folder.glob("runs/*/metrics.jsonl") if p.stat().st_size]
+
+
+# --- wrong input ---
+
+WRONG = [
+    ("train", "name the recipe first"),
+    ("train seed=1", "'seed=1' is a setting, name the recipe first"),
+    ("train fake", "there is no recipe 'fake'"),
+    ("train none.yaml", "there is no recipe file none.yaml"),
+    ("train a/b", "there is no recipe file a/b"),
+    ("train fake.yaml other.yaml", "'other.yaml' is not of the form key=value"),
+    ("train fake.yaml .x=1", "override '.x=1' is not of the form"),
+    ("train fake.yaml seed.x=1", "'seed' must be a whole number from 0 .*, got {'x': 1}"),
+    ("train fake.yaml colector.x=1", "unknown section 'colector', did you mean 'collector'?"),
+    ("train fake.yaml collector.totl_frames=1", "did you mean 'total_frames'?"),
+    ("train fake.yaml collector.total_frames=many", "valid integer.*got 'many'"),
+    ("train fake.yaml collector.total_frames=0", "'collector.total_frames' must be positive"),
+    ("train fake.yaml collector=5", "collector must be a mapping of settings, got 5"),
+    ("train fake.yaml task.scale=-1", "task: scale must be positive, got -1.0"),
+    ("train fake.yaml task.scale=true", "'task.scale' must be float, got True"),
+    ("train fake.yaml task.level=med", "'task.level': input should be 'easy' or 'hard', got 'med'"),
+    ("train fake.yaml task=5", "'task' must be a mapping with the entry 'use', got 5"),
+    ("train fake.yaml task=null", "'task' must be a mapping with the entry 'use', got None"),
+    ("train fake.yaml task.use=fake:nothing", "'task.use': cannot import 'fake:nothing'"),
+    ("train fake.yaml task.use=trl.nothing:x", "'task.use': cannot import 'trl.nothing:x'"),
+    ("train fake.yaml 'task={use: builtins:dict}'", "'task' builds a dict, expected a ControlTask"),
+    (
+        "train fake.yaml 'task={use: fake:needs_library}'",
+        r"trl is not installed: pip install 'polopt\[trl\]'",
+    ),
+    ("train fake.yaml algorithm.use=fake:nothing", "'algorithm.use': cannot import"),
+    ("train fake.yaml algorithm=ppo", "'algorithm' must be a mapping with the entry 'use'"),
+    ("train fake.yaml seed=x", "'seed' must be a whole number from 0 .*, got 'x'"),
+    ("train fake.yaml seed=-1", "'seed' must be a whole number from 0 .*, got -1"),
+    ("train fake.yaml seed=true", "'seed' must be a whole number from 0 .*, got True"),
+    ("train fake.yaml name=a/b", "'name' must be a word"),
+    ("train fake.yaml name=..", "'name' must be a word"),
+    ("train fake.yaml project=", "'project' must be a word.*, got None"),
+    ("train fake.yaml launch.processes=0", "'launch.processes' must be a whole number from 1"),
+    ("train fake.yaml launch.processes=1.5", "'launch.processes' must be a whole number from 1"),
+    ("train fake.yaml launch=2", "launch must be a mapping of settings, got 2"),
+    ("train fake.yaml launch.procs=2", "unknown key 'launch.procs', did you mean 'processes'?"),
+    ("train fake.yaml --runs fake.yaml", "cannot write runs to fake.yaml: .*is not a folder"),
+    ("train fake.yaml --runs /proc/none", "cannot (write|make)"),
+    ("train --resume none", "none is not a run folder"),
+    ("train --resume .", "is not a run folder: it has no config.yaml"),
+    ("show", "name a recipe or an algorithm"),
+    ("show fake.yaml sed=1", "unknown section 'sed', did you mean 'seed'?"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), WRONG, ids=[w[0] for w in WRONG])
+def test_wrong_input_is_one_sentence_and_leaves_nothing(here, capfd, line, message):
+    before = set(here.rglob("*"))
+    assert main(shlex.split(line)) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert re.fullmatch(rf"polopt: .*(?:{message}).*\n", err)
+    assert set(here.rglob("*")) == before
+
+
+def test_a_wrong_shipped_name_gets_the_nearest(here, capfd):
+    for name in recipe_names():
+        assert main(["train", name.replace("-", "_").upper()]) == 2
+        assert f"did you mean {name!r}?" in capfd.readouterr().err
+    assert main(["show", "dappo"]) == 2
+    assert "there is no recipe or algorithm 'dappo', did you mean 'dapo'?" in capfd.readouterr().err
+    assert main(["show", "dapo", "hihg=1"]) == 2
+    assert "unknown key 'dapo.hihg', did you mean 'high'?" in capfd.readouterr().err
+
+
+def test_wrong_input_as_json(here, capfd):
+    assert main(["train", "fake.yaml", "seed=x", "--json"]) == 2
+    out, err = capfd.readouterr()
+    assert json.loads(out) == {"error": err.removeprefix("polopt: ").rstrip("\n")}
+
+
+@pytest.mark.parametrize(
+    "line", ["", "trian x", "train x --dryrun", "train x --resume", "list x", "train x -j", "--foo"]
+)
+def test_argparse_errors(here, capfd, line):
+    with pytest.raises(SystemExit) as caught:
+        main(line.split())
+    assert caught.value.code == 2
+    assert "usage: polopt" in capfd.readouterr().err
+
+
+def test_wrong_input_is_said_before_heavy_imports(here, start):
+    code = (
+        "import sys; from polopt.launch.cli import main\n"
+        "for line in ('train none', 'train fake.yaml seed=x', 'train fake.yaml a=1', "
+        "'train fake.yaml --runs fake.yaml', 'train fake.yaml --dry-run', 'show fake.yaml'):\n"
+        "    main(line.split())\n"
+        "print(sorted({'torch', 'torchrl', 'trl', 'numpy'} & set(sys.modules)))"
+    )
+    env = {**os.environ, "PYTHONPATH": str(HERE)}
+    out = subprocess.check_output([sys.executable, "-c", code], text=True, env=env, cwd=here)
+    assert out.splitlines()[-1] == "[]"
+
+
+# --- what is printed ---
+
+
+def test_help_has_examples(capsys):
+    for line in (["--help"], ["train", "--help"], ["show", "--help"], ["list", "--help"]):
+        with pytest.raises(SystemExit) as caught:
+            main(line)
+        assert caught.value.code == 0
+        assert f"usage: polopt{' ' + line[0] if line[0] != '--help' else ''}" in (
+            out := capsys.readouterr().out
+        )
+        assert "polopt show cartpole-ppo" in out or line[0] == "list"
+
+
+def test_version_in_both_forms(start):
+    for command in ([Path(sys.executable).with_name("polopt")], [sys.executable, "-m", "polopt"]):
+        line = subprocess.check_output([*command, "--version"], text=True, cwd="/")
+        assert line.split() == ["polopt", polopt.__version__]
+
+
+def test_dry_run_says_all_and_writes_nothing(here, start):
+    home = here / "home"
+    home.mkdir()
+    words = ["fake.yaml", "seed=4", "launch.processes=2", "task.level=hard", "--runs", "elsewhere"]
+    process = start("train", *words, "--dry-run", HOME=str(home), PYTHONDONTWRITEBYTECODE="1")
+    before = set(here.rglob("*"))
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert err == ""
+    assert "seed: 4" in out
+    assert "save_every: 2" in out  # a default
+    assert "ranks: 2" in out
+    line = out.splitlines()[-1]
+    assert line == (
+        "python -m torch.distributed.run --standalone --nproc-per-node 2 -m polopt train "
+        "fake.yaml seed=4 launch.processes=2 task.level=hard --runs elsewhere"
+    )
+    assert set(here.rglob("*")) == before
+
+
+def test_dry_run_as_json(here, capfd):
+    assert main(["train", "fake.yaml", "--dry-run", "--json"]) == 0
+    plan = json.loads(capfd.readouterr().out)
+    assert plan["recipe"]["collector"] == {"total_frames": 6, "sleep": 0.0, "save_every": 2}
+    assert plan["arithmetic"] == {"frames": 6, "ranks": 1}
+    assert plan["launch"] == "polopt train fake.yaml --json"
+
+
+def test_dry_run_needs_no_writable_folder(here, capfd):
+    assert main(["train", "fake.yaml", "--dry-run", "--runs", "fake.yaml"]) == 0
+
+
+def test_show_says_where_each_value_came_from(here, capfd):
+    assert main(["show", "fake.yaml", "task.level=hard", "--json"]) == 0
+    shown = json.loads(capfd.readouterr().out)
+    assert shown["description"] == "Counting, to test the command line"
+    assert shown["values"]["task.level"] == {"value": "hard", "source": "override"}
+    assert shown["values"]["task.scale"] == {"value": 1.0, "source": "recipe"}
+    assert shown["values"]["task.flag"] == {"value": False, "source": "default"}
+    assert shown["values"]["seed"] == {"value": 0, "source": "default"}
+    assert main(["show", "fake.yaml", "task.level=hard"]) == 0
+    assert re.search(r"^task.level +hard +override$", capfd.readouterr().out, re.MULTILINE)
+
+
+def test_list_and_show_know_what_ships(capfd):
+    assert main(["list", "--json"]) == 0
+    listed = json.loads(capfd.readouterr().out)
+    assert set(listed["recipes"]) == set(recipe_names())
+    assert {"ppo", "grpo", "dapo", "gspo"} <= set(listed["algorithms"])
+    assert all(listed["recipes"].values())
+    assert all(listed["algorithms"].values())
+    assert main(["list"]) == 0
+    assert "\n  dapo " in capfd.readouterr().out
+    for name in listed["algorithms"]:
+        assert main(["show", name, "--json"]) == 0
+        shown = json.loads(capfd.readouterr().out)
+        assert "http" in shown["doc"]
+        missing = [k for k, v in shown["settings"].items() if v == "required"]
+        assert missing or "objective.aggregation" in shown["axes"]
+    assert main(["show", "dapo", "high=0.3"]) == 0
+    assert re.search(r"^objective.surrogate.high +0.3", capfd.readouterr().out, re.MULTILINE)
+
+
+def test_a_closed_pipe_is_no_traceback(here):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "polopt", "show", "fake.yaml"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(HERE)},
+    )
+    os.close(writer)
+    assert (done.stderr, done.returncode) == (b"", 0)
+
+
+# --- runs ---
+
+
+@needs_safetensors
+def test_a_run_from_end_to_end(here, start):
+    process = start("train", "fake.yaml", "seed=5", "--json", "task.level=hard", "project=lab")
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 0
+    summary = json.loads(out)
+    assert "chatter of a library" in err
+    assert "chatter of a child" in err
+    path = only_run(here)
+    assert re.fullmatch(r"fake-\d{8}-\d{6}", path.name)
+    assert summary["status"] == "completed"
+    assert summary["final_reward"] == 21.0
+    assert (summary["seed"], summary["project"]) == (5, "lab")
+    record = read_run(path)
+    assert record.summary == {"format": 1, **summary}
+    assert record.checkpoints == [4, 6]
+    assert [m["reward"] for m in record.metrics] == [1, 3, 6, 10, 15, 21]
+    assert record.config["task"]["level"] == "hard"
+    assert record.config["collector"]["save_every"] == 2
+
+
+@needs_safetensors
+def test_the_config_of_a_run_is_a_recipe(here, capfd):
+    assert main(["train", "fake.yaml", "seed=5"]) == 0
+    first = only_run(here)
+    assert main(["train", str(first / "config.yaml"), "--dry-run", "--json"]) == 0
+    plan = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert plan["recipe"] == read_run(first).config
+
+
+def test_a_failed_run_ends_its_summary(here, start):
+    process = start("train", "fake.yaml", "task.fault=raise", "--json")
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 1
+    assert json.loads(out)["error"] == "RuntimeError: the fault that was asked for"
+    assert "Traceback" in err  # of the job: its author needs it
+    assert read_run(only_run(here)).summary["status"] == "failed"
+
+
+@needs_safetensors
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGHUP", 129)])
+def test_a_signal_saves_and_ends(here, start, name, code):
+    line = "fake.yaml collector.total_frames=100000 collector.sleep=0.02 collector.save_every=99999"
+    process = start("train", *line.split(), "--json")
+    wait_for(lambda: metrics_of(here))
+    process.send_signal(getattr(signal, name))
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "Traceback" not in err
+    summary = json.loads(out)
+    assert (summary["status"], summary["signal"]) == ("stopped", name)
+    record = read_run(only_run(here))
+    assert record.summary["status"] == "stopped"
+    assert record.checkpoints == [record.metrics[-1]["step"]]
+
+
+@needs_safetensors
+def test_a_second_signal_ends_at_once(here, start):
+    process = start("train", "fake.yaml", "task.fault=hang", "--json")
+    wait_for(lambda: metrics_of(here) and metrics_of(here)[0].read_text().count("\n") == 5)
+    process.send_signal(signal.SIGTERM)
+    assert any("ending after this update" in line for line in process.stderr)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert json.loads(out)["status"] == "stopped"
+
+
+@needs_safetensors
+def test_a_killed_run_resumes(here, start, capfd):
+    words = ["fake.yaml", "task.fault=SIGKILL"]
+    assert start("train", *words).wait(timeout=60) == -signal.SIGKILL
+    path = only_run(here)
+    record = read_run(path)
+    assert record.summary is None
+    assert record.checkpoints == [2, 4]
+    # The fault would strike again at step 5: go on with the recipe mended.
+    config = path / "config.yaml"
+    config.write_text(config.read_text().replace("SIGKILL", "null"))
+    assert main(["train", "--resume", str(path), "collector.total_frames=8", "--json"]) == 0
+    summary = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert summary["final_reward"] == 36.0  # as an unbroken run
+    record = read_run(path)
+    assert [m["step"] for m in record.metrics] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [m["reward"] for m in record.metrics] == [1, 3, 6, 10, 15, 21, 28, 36]
+    assert record.summary["status"] == "completed"
+
+
+@needs_safetensors
+def test_a_resumed_run_keeps_its_recipe(here, capfd):
+    assert main(["train", "fake.yaml"]) == 0
+    path = str(only_run(here))
+    capfd.readouterr()
+    before = {p: p.stat().st_mtime_ns for p in here.rglob("*")}
+    for words in (["seed=1"], ["fake.yaml", "task.scale=2"], ["task.level=hard"]):
+        assert main(["train", *words, "--resume", path]) == 2
+        err = capfd.readouterr().err
+        assert re.fullmatch(r"polopt: .* was started with .*start a new run for the rest\n", err)
+    assert {p: p.stat().st_mtime_ns for p in here.rglob("*")} == before
+    assert main(["train", "fake.yaml", "--resume", path, "collector.total_frames=7"]) == 0
+    assert read_run(only_run(here)).metrics[-1]["reward"] == 28.0
+
+
+@needs_safetensors
+def test_runs_of_one_second_get_folders_of_their_own(here, start):
+    processes = [start("train", "fake.yaml", f"seed={i}") for i in range(3)]
+    for process in processes:
+        assert process.wait(timeout=100) == 0
+    paths = sorted((here / "runs").iterdir())
+    assert sorted(read_run(p).config["seed"] for p in paths) == [0, 1, 2]
+
+
+# --- several processes ---
+
+
+@needs_safetensors
+@pytest.mark.slow
+def test_two_processes_share_one_run(here, start):
+    process = start("train", "fake.yaml", "launch.processes=2", "--json")
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    summary = json.loads(out)
+    assert summary["ranks"] == 2
+    record = read_run(only_run(here))
+    assert len(record.metrics) == 6
+    assert record.summary["cpu_seconds"] == summary["cpu_seconds"] > 2 * record.metrics[-1]["cpu"]
+
+
+@needs_safetensors
+@pytest.mark.slow
+def test_two_processes_save_and_end_on_sigterm(here, start):
+    line = "fake.yaml collector.total_frames=100000 collector.sleep=0.02 collector.save_every=99999"
+    process = start("train", *line.split(), "launch.processes=2", "--json")
+    wait_for(lambda: metrics_of(here))
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert json.loads(out)["status"] == "stopped"
+    record = read_run(only_run(here))
+    assert record.checkpoints == [record.metrics[-1]["step"]]
+
+
+@needs_safetensors
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["raise", "SIGKILL"])
+def test_a_rank_that_dies_fails_the_run(here, start, fault):
+    process = start("train", "fake.yaml", "launch.processes=2", f"task.fault={fault}", "--json")
+    out, _ = process.communicate(timeout=100)
+    assert process.returncode == 1
+    assert json.loads(out)["status"] == "failed"
+
+
+@needs_safetensors
+@pytest.mark.slow
+def test_under_a_launcher_it_runs_in_place(here):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    env = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
+
+    def launch(count, *words):
+        command = [*launcher, "--nproc-per-node", str(count), "-m", "polopt", "train", "fake.yaml"]
+        return subprocess.run(
+            [*command, *words], capture_output=True, text=True, env=env, cwd=here, timeout=200
+        )
+
+    done = launch(2, "launch.processes=2", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["ranks"] == 2
+    assert len(read_run(only_run(here)).metrics) == 6
+    done = launch(2)
+    assert done.returncode != 0
+    assert "'launch.processes' is 1, but the launcher started 2: add launch.processes=2" in (
+        done.stderr
+    )
+    assert only_run(here)
+
+
+def test_a_world_of_another_size_is_refused(here, capfd, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "1")
+    assert main(["train", "fake.yaml", "launch.processes=2"]) == 2
+    assert "polopt: rank 1: 'launch.processes' is 2, but the launcher started 4" in (
+        capfd.readouterr().err
+    )
+
+
+def test_a_launcher_without_a_store_needs_the_folder(here, capfd, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    assert main(["train", "fake.yaml", "launch.processes=2"]) == 2
+    assert "set POLOPT_RUN to a new folder, the same on every rank" in capfd.readouterr().err
+    monkeypatch.setenv("POLOPT_RUN", str(here))
+    assert main(["train", "fake.yaml", "launch.processes=2"]) == 2
+    assert "is not empty; name a new folder" in capfd.readouterr().err

@@ -1,0 +1,259 @@
+import dataclasses
+import math
+from typing import Literal
+
+import pytest
+import yaml
+
+from polopt.launch.recipe import (
+    RecipeError,
+    build,
+    call,
+    check_keys,
+    complete,
+    dump,
+    load,
+    nearest,
+)
+
+
+def read(tmp_path, text, *overrides):
+    path = tmp_path / "r.yaml"
+    path.write_text(text)
+    return load(path, overrides)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gate:
+    low: float = 0.1
+
+    def __post_init__(self):
+        if self.low > 1:
+            raise ValueError(f"low must be at most 1, got {self.low}")
+
+
+def make(
+    *,
+    high: float,
+    mode: Literal["a", "b"] = "a",
+    count: int = 3,
+    flag: bool = False,
+    gate: Gate | None = None,
+    betas: tuple[float, float] = (0.9, 0.999),
+    maybe: bool | None = None,
+):
+    return high, mode, count, flag, gate, betas, maybe
+
+
+def loose(**settings):
+    return settings
+
+
+NAMES = {"make": make, "gate": Gate, "loose": loose}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-4", 1e-4),
+        ("1E+3", 1000.0),
+        ("-2.5e-3", -2.5e-3),
+        (".5", 0.5),
+        ("5.", 5.0),
+        ("1_000_000", 1000000),
+        ("10", 10),
+        ("010", 10),
+        ("0x10", 16),
+        ("0o17", 15),
+        ("-7", -7),
+        (".inf", math.inf),
+        ("-.inf", -math.inf),
+        ("no", "no"),
+        ("on", "on"),
+        ("true", True),
+        ("null", None),
+        ("~", None),
+        ("", None),
+        ("1:30", "1:30"),
+        ("2026-01-31", "2026-01-31"),
+        ("1.2.3", "1.2.3"),
+        ("e5", "e5"),
+        ("'1e-4'", "1e-4"),
+        ("-", "-"),
+    ],
+)
+def test_scalars_are_those_of_yaml_1_2(tmp_path, text, value):
+    found = read(tmp_path, f"a: {text}\n" if text != "-" else 'a: "-"\n')["a"]
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_nan(tmp_path):
+    assert math.isnan(read(tmp_path, "a: .nan")["a"])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [1e-4, 1e22, 5e-324, 0.1, 123456789.0, math.inf, -1, 10**20, "no", "1e-4", "010", "", None,
+     True, "true", "a: b", "ünï", [1, [2]], {"a": {}}, "2026-01-31", "1:30", "0o7", "=", "<<", "~"],
+)  # fmt: skip
+def test_dump_is_read_back(tmp_path, value):
+    assert read(tmp_path, dump({"a": value})) == {"a": value}
+
+
+def test_overrides_reach_inside(tmp_path):
+    tree = read(
+        tmp_path,
+        "a: {b: 1}\nl: [{x: 1}, 2]\n",
+        "a.b=3e-1",
+        "a.c.d=text",
+        "l.0.x=5",
+        "l.1=[7]",
+        "n={use: grpo, k: 1}",
+        "e=",
+        "u=a=b",
+    )
+    assert tree == {
+        "a": {"b": 0.3, "c": {"d": "text"}},
+        "l": [{"x": 5}, [7]],
+        "n": {"use": "grpo", "k": 1},
+        "e": None,
+        "u": "a=b",
+    }
+
+
+def test_anchors_are_copies(tmp_path):
+    tree = read(tmp_path, "a: &x {v: 1}\nb: *x\nc: {<<: *x, w: 2}\nd: {<<: *x, v: 9}\n", "b.v=2")
+    assert tree == {"a": {"v": 1}, "b": {"v": 2}, "c": {"v": 1, "w": 2}, "d": {"v": 9}}
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "message"),
+    [
+        ("a: 1\na: 2\n", (), "line 2: the key 'a' is there twice"),
+        ("a: {b: 1, b: 2}\n", (), "line 1: the key 'b' is there twice"),
+        ("1: 2\n", (), "line 1: the key 1 is not text"),
+        ("a: [1\n", (), "line 2: not valid YAML"),
+        ("a: !!python/object/apply:os.system ['true']\n", (), "could not determine a constructor"),
+        ("", (), "a recipe is a mapping"),
+        ("- 1\n", (), "a recipe is a mapping"),
+        ("text", (), "a recipe is a mapping"),
+        ("a: &x [*x]\n", (), "recursive node"),
+        ("format: 2\na: 1\n", (), "format is 2, this polopt reads 1"),
+        ("a: 1\n", ("a",), "override 'a' is not of the form key=value"),
+        ("a: 1\n", ("=1",), "override '=1' is not of the form"),
+        ("a: 1\n", ("a..b=1",), "override 'a..b=1' is not of the form"),
+        ("a: 1\n", ("a.b=1",), "override 'a.b=1': a is 1, which has no entries"),
+        ("a: [1]\n", ("a.1=1",), "a has 1 items, '1' is no index of it"),
+        ("a: [1]\n", ("a.x=1",), "a has 1 items, 'x' is no index of it"),
+        ("a: 1\n", ("a=[1",), r"override 'a=\[1': .*not valid YAML"),
+        ("a: 1\n", ("a={b: 1, b: 2}",), "the key 'b' is there twice"),
+    ],
+)
+def test_wrong_files_and_overrides(tmp_path, text, overrides, message):
+    with pytest.raises(RecipeError, match=message):
+        read(tmp_path, text, *overrides)
+
+
+def test_unreadable_files(tmp_path):
+    with pytest.raises(RecipeError, match=r"cannot read the recipe .*No such file"):
+        load(tmp_path / "none.yaml")
+    with pytest.raises(RecipeError, match=r"cannot read the recipe .*directory"):
+        load(tmp_path)
+    (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(RecipeError, match="not a text file"):
+        load(tmp_path / "b.yaml")
+
+
+def test_calls_nest_and_convert():
+    tree = {"use": "make", "high": 1, "gate": {"use": "gate", "low": 0.5}, "betas": [0.8, 1]}
+    assert build(tree, NAMES) == (1.0, "a", 3, False, Gate(0.5), (0.8, 1.0), None)
+    assert build({"use": "loose", "x": [tree]}, NAMES)["x"][0][4] == Gate(0.5)
+    assert build({"use": "collections:OrderedDict", "a": 1}, {}) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"use": "make"}, "'x.high' is missing, make needs it"),
+        ({"use": "make", "hihg": 1}, "unknown key 'x.hihg', did you mean 'high'"),
+        ({"use": "make", "high": "much"}, "'x.high': input should be a valid number.*got 'much'"),
+        ({"use": "make", "high": True}, "'x.high' must be float, got True"),
+        ({"use": "make", "high": 1, "count": 1.5}, "'x.count': .*valid integer.*got 1.5"),
+        ({"use": "make", "high": 1, "count": True}, "'x.count' must be int, got True"),
+        ({"use": "make", "high": 1, "mode": "c"}, "'x.mode': input should be 'a' or 'b', got 'c'"),
+        ({"use": "make", "high": 1, "gate": {"use": "gate", "low": 2}}, "x.gate: low must be at"),
+        ({"use": "make", "high": 1, "gate": {"use": "gate", "lo": 2}}, "unknown key 'x.gate.lo'"),
+        ({"use": "make", "high": 1, "betas": [1]}, "'x.betas': too few items, got \\[1\\]"),
+        ({"use": "make", "high": 1, "betas": [1, "q"]}, "'x.betas.1': .*valid number.*got 'q'"),
+        ({"use": "mkae", "high": 1}, "'x.use': unknown name 'mkae', did you mean 'make'"),
+        ({"use": "zzz"}, "'x.use': unknown name 'zzz', expected one of gate, loose, make"),
+        ({"use": 3}, "'x.use' must be a name, got 3"),
+        ({"use": None}, "'x.use' must be a name, got None"),
+        ({"use": "no.such:thing"}, "'x.use': cannot import 'no.such:thing': No module named"),
+        ({"use": "math:nothing"}, "'x.use': cannot import 'math:nothing'"),
+        ({"use": "math:pi"}, "'x.use': 'math:pi' is not a function or class, got 3.14"),
+        ({"use": ":x"}, "'x.use': cannot import ':x'"),
+        ([{"use": "make"}], "'x.0.high' is missing"),
+    ],
+)
+def test_errors_say_where_what_and_the_mend(tree, message):
+    with pytest.raises(RecipeError, match=message) as caught:
+        build(tree, NAMES, "x")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_flag_takes_a_flag():
+    assert call(make, {"high": 1, "flag": True, "maybe": False})[3::3] == (True, False)
+
+
+def test_a_value_that_raises_an_import_error_is_a_sentence():
+    def needs(*, a: int = 1):
+        raise ImportError("install it with pip")
+
+    with pytest.raises(RecipeError, match=r"^x: install it with pip$"):
+        build({"use": "needs"}, {"needs": needs}, "x")
+
+
+def test_annotations_that_cannot_be_checked_are_left_to_the_call():
+    def odd(*, a: "Missing" = 1, b: "list[Missing]" = ()):  # noqa: F821
+        return a, b
+
+    assert call(odd, {"a": "x"}) == ("x", ())
+
+
+def test_an_adapter_does_not_copy_objects():
+    gate = Gate()
+    assert call(make, {"high": 1, "gate": gate})[4] is gate
+
+
+def test_unknown_keys():
+    check_keys({"a": 1}, ("a", "b"))
+    with pytest.raises(RecipeError, match="unknown section 'tsk', did you mean 'task'"):
+        check_keys({"tsk": 1}, ("task", "seed"))
+    with pytest.raises(RecipeError, match=r"unknown key 'update.epoch', did you mean 'epochs'"):
+        check_keys({"epoch": 1}, ("epochs",), "update")
+    with pytest.raises(RecipeError, match="update must be a mapping of settings, got 3"):
+        check_keys(3, ("epochs",), "update")
+
+
+def test_nearest_ignores_dashes_and_case():
+    assert nearest("CartPole_PPO", ["cartpole-ppo", "x"]) == "did you mean 'cartpole-ppo'?"
+
+
+def test_defaults_are_filled_in_and_mean_the_same():
+    tree = {"use": "make", "high": 1, "gate": {"use": "gate"}}
+    whole = complete(tree, NAMES)
+    assert whole == {
+        "use": "make",
+        "high": 1,
+        "gate": {"use": "gate", "low": 0.1},
+        "mode": "a",
+        "count": 3,
+        "flag": False,
+        "betas": [0.9, 0.999],
+        "maybe": None,
+    }
+    assert build(whole, NAMES) == build(tree, NAMES)
+    assert yaml.safe_load(dump(whole)) == whole
+    assert tree == {"use": "make", "high": 1, "gate": {"use": "gate"}}
