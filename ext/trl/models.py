@@ -21,7 +21,7 @@ from torch import nn
 
 from polopt.envs.text import TextTask
 
-__all__ = ["TinyQwen3", "cache_folder"]
+__all__ = ["Pretrained", "TinyQwen3", "cache_folder"]
 
 _SPECIAL = ["<pad>", "<eos>", "<unk>"]
 
@@ -116,6 +116,21 @@ class TinyQwen3:
             bos_token_id=None,
         )
         return Qwen3ForCausalLM(config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrained:
+    """A model and tokenizer that exist already.
+
+    Attributes:
+        path: A folder, or a name on the Hugging Face hub.
+    """
+
+    path: str
+
+    def make(self, task: TextTask) -> str:
+        """Return the path."""
+        return self.path
 
 
 def cache_folder() -> Path:

@@ -47,6 +47,7 @@ class PolicyTrainer(GRPOTrainer):
         **kwargs: As for `GRPOTrainer`.
 
     Attributes:
+        generated: Answers that this rank has generated to train on, refilling included.
         refilled: Counts over the run of dynamic sampling: rounds, and groups dropped by cause.
 
     Raises:
@@ -76,6 +77,7 @@ class PolicyTrainer(GRPOTrainer):
         self._rewards: Tensor | None = None
         self._kept: Tensor | None = None
         self._window = Window()
+        self.generated = 0
         self.refilled: Counter[str] = Counter()
         super().__init__(model, reward_funcs, with_reference(args, algorithm), **kwargs)
         if getattr(self, "aux_loss_enabled", False):
@@ -148,6 +150,7 @@ class PolicyTrainer(GRPOTrainer):
         and so do the same number of rounds with the same sizes.
         """
         if self._stream is None or not self.model.training:
+            self.generated += len(prompts) if self.model.training else 0
             return super()._generate(prompts)
         size, ranks = self.num_generations, self.accelerator.num_processes
         batch, output = self._rollout(self._rows, prompts)
@@ -178,6 +181,7 @@ class PolicyTrainer(GRPOTrainer):
         return tuple(batch.columns.get(i, value) for i, value in enumerate(output))
 
     def _rollout(self, rows: list[dict], prompts: list[Any]) -> tuple[Rollout, tuple[Any, ...]]:
+        self.generated += len(prompts)
         output = super()._generate(prompts)
         if output[_IMAGES] or output[_EXTRA]:
             raise ValueError("sampling.refill does not work with images or rollout functions yet")
@@ -316,6 +320,7 @@ class PolicyTrainer(GRPOTrainer):
             state = {
                 "format": 1,
                 "prompts_drawn": self._stream.position if self._stream else 0,
+                "generated": self.generated,
                 "refilled": dict(self.refilled),
                 "exact": self._step % cycle == 0,
             }
@@ -328,6 +333,7 @@ class PolicyTrainer(GRPOTrainer):
         state = json.loads((Path(checkpoint) / _STATE).read_text())
         if self._stream is not None:
             self._stream.position = state["prompts_drawn"]
+        self.generated = state["generated"]
         self.refilled = Counter(state["refilled"])
         self._reported = Counter(self.refilled)
         if not state["exact"]:

@@ -1,0 +1,71 @@
+"""Learning curves as SVG files, drawn without a plotting library."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+from polopt.launch.files import write_text
+
+__all__ = ["write_curves"]
+
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_LEFT, _TOP, _WIDTH, _HEIGHT = 60, 40, 560, 300
+
+
+def write_curves(
+    path: Path,
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    title: str,
+    x: str,
+    y: str,
+) -> None:
+    """Draw curves into one picture.
+
+    Args:
+        path: The SVG file.
+        curves: Points (x, y) by name, in the order of x; curves without points are left out.
+        title: Stands above.
+        x: Names the horizontal axis.
+        y: Names the vertical axis.
+    """
+    curves = {name: points for name, points in curves.items() if points}
+    xs = [px for points in curves.values() for px, _ in points] or [0.0]
+    ys = [py for points in curves.values() for _, py in points] or [0.0]
+    left, right = min(xs), max(max(xs), min(xs) + 1e-9)
+    low, high = min(ys), max(max(ys), min(ys) + 1e-9)
+
+    def place(px: float, py: float) -> tuple[float, float]:
+        return (
+            _LEFT + _WIDTH * (px - left) / (right - left),
+            _TOP + _HEIGHT * (1.0 - (py - low) / (high - low)),
+        )
+
+    def text(px: float, py: float, content: str, anchor: str = "middle", fill: str = "#222") -> str:
+        return (
+            f'<text x="{px:.1f}" y="{py:.1f}" text-anchor="{anchor}" fill="{fill}">'
+            f"{escape(content)}</text>"
+        )
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + 20}" '
+        f'height="{_TOP + _HEIGHT + 60}" font-family="sans-serif" font-size="12">',
+        '<rect width="100%" height="100%" fill="white"/>',
+        text(_LEFT + _WIDTH / 2, 22, title),
+        text(_LEFT + _WIDTH / 2, _TOP + _HEIGHT + 40, x),
+        f'<g transform="rotate(-90 14 {_TOP + _HEIGHT / 2})">'
+        + text(14, _TOP + _HEIGHT / 2, y)
+        + "</g>",
+    ]
+    for i in range(6):
+        at_x, at_y = left + (right - left) * i / 5, low + (high - low) * i / 5
+        px, py = place(at_x, at_y)
+        parts.append(f'<path d="M{_LEFT} {py:.1f}h{_WIDTH}" stroke="#ddd"/>')
+        parts.append(text(_LEFT - 6, py + 4, f"{at_y:.3g}", "end"))
+        parts.append(text(px, _TOP + _HEIGHT + 18, f"{at_x:.4g}"))
+    for i, (name, points) in enumerate(curves.items()):
+        colour = _COLOURS[i % len(_COLOURS)]
+        line = " ".join("{:.1f},{:.1f}".format(*place(*point)) for point in points)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts.append(text(_LEFT + _WIDTH - 8, _TOP + _HEIGHT - 12 - 16 * i, name, "end", colour))
+    write_text(path, "\n".join([*parts, "</svg>"]) + "\n")

@@ -1,0 +1,281 @@
+"""The job of a text task: a language model trained by TRL with an algorithm of polopt."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from polopt.envs.text import TextTask
+from polopt.launch.job import COMMON, loss_names, processes, seed, task_names
+from polopt.launch.recipe import RecipeError, build, call, check_keys, complete
+from polopt.losses import Algorithm
+
+if TYPE_CHECKING:
+    from trl.trainer.grpo_config import GRPOConfig
+
+    from polopt.launch.run import Run
+
+__all__ = ["Evaluation", "LlmJob", "ModelMaker", "prepare"]
+
+_OWNED = {
+    "output_dir": "checkpoints go into the run folder",
+    "seed": "set the recipe's 'seed'",
+    "disable_tqdm": "the run shows its own progress",
+    "resume_from_checkpoint": "use polopt train --resume RUN",
+    "model_init_kwargs": "set them in 'model'",
+    "use_cpu": "a GPU is used where there is one",
+    "num_generations_eval": "evaluation is the section 'evaluation'",
+    "eval_strategy": "evaluation is the section 'evaluation'",
+}
+
+
+@runtime_checkable
+class ModelMaker(Protocol):
+    """What the section `model` builds; cheap to build, the work is in `make`."""
+
+    def make(self, task: TextTask) -> Any:  # noqa: ANN401
+        """Return a folder or hub name that transformers can load model and tokenizer from."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """When and on what the policy is evaluated, besides before and after training.
+
+    Attributes:
+        every: Optimizer steps between evaluations, or none.
+        problems: Held-out problems used, at most; all by default.
+    """
+
+    every: int | None = None
+    problems: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("every", "problems"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1 or none, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlmJob:
+    """A checked recipe for a language model; see `polopt.launch.job.Job`."""
+
+    name: str
+    tree: dict[str, Any]
+    processes: int
+    task: TextTask
+    algorithm: Algorithm
+    model: ModelMaker
+    evaluation: Evaluation
+    batch: "Batch"
+
+    def arithmetic(self) -> dict[str, Any]:
+        """See `Job`."""
+        b = self.batch
+        per_step = b.per_device * b.accumulation * self.processes
+        return {
+            "processes": self.processes,
+            "training_problems": len(self.task.train),
+            "evaluation_problems": len(self.task.evaluation),
+            "answers_per_problem": b.group,
+            "answers_per_optimizer_step": per_step,
+            "answers_per_generation": b.per_generation(self.processes),
+            "problems_per_generation": b.per_generation(self.processes) // b.group,
+            "optimizer_steps_per_generation": b.generate * b.iterations / b.accumulation,
+            "tokens_per_answer_at_most": b.max_length,
+            "further_generation_rounds_at_most": (
+                self.algorithm.sampling.max_rounds if self.algorithm.sampling.refill else 0
+            ),
+        }
+
+    def config(self, **owned: Any) -> "GRPOConfig":  # noqa: ANN401
+        """Return TRL's config for this recipe.
+
+        Raises:
+            RecipeError: If TRL refuses a field, or one belongs to the algorithm.
+        """
+        return _config(self.tree["trainer"], **owned)
+
+    def train(self, run: "Run") -> dict[str, Any]:
+        """See `Job`."""
+        from polopt.launch.llm_run import train
+
+        return train(self, run)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """How TRL cuts batches, in answers.
+
+    Attributes:
+        per_device: In one micro-batch of one process.
+        accumulation: Micro-batches in an optimizer step.
+        generate: Micro-batches generated at a time.
+        iterations: Passes over what was generated.
+        group: Answers to each problem.
+        max_length: Tokens in an answer, at most.
+    """
+
+    per_device: int
+    accumulation: int
+    generate: int
+    iterations: int
+    group: int
+    max_length: int
+
+    def per_generation(self, world: int) -> int:
+        """Return how many answers are generated at a time on all processes."""
+        return self.per_device * self.generate * world
+
+    def check(self, world: int) -> None:
+        """Refuse batches that do not hold whole groups.
+
+        Raises:
+            RecipeError: With the numbers and what to change.
+        """
+        if self.group < 2:
+            raise RecipeError(
+                f"'trainer.num_generations' must be at least 2, got {self.group}: a group of "
+                "one answer has nothing to compare with"
+            )
+        whole = self.per_generation(world)
+        if whole % self.group:
+            raise RecipeError(
+                f"the generation batch of {whole} answers (per_device_train_batch_size "
+                f"{self.per_device} * steps_per_generation {self.generate} * processes {world}) is "
+                f"not divisible by 'trainer.num_generations' {self.group}: change one of them"
+            )
+
+
+def prepare(tree: dict[str, Any], *, name: str) -> LlmJob:
+    """Check a recipe for a text task and return its job.
+
+    Args:
+        tree: The recipe, whose common sections `polopt.launch.job.prepare` has checked.
+        name: Names the run.
+
+    Raises:
+        RecipeError: If the recipe is wrong.
+    """
+    check_keys(tree, (*COMMON, "model", "trainer", "evaluation"))
+    for section in ("model", "algorithm", "trainer"):
+        if not isinstance(tree.get(section), dict):
+            raise RecipeError(f"a text task needs the section {section!r}, a mapping of settings")
+    world, names = processes(tree), loss_names()
+    task = build(tree["task"], task_names(), "task")
+    algorithm = build(tree["algorithm"], names, "algorithm")
+    if not isinstance(algorithm, Algorithm):
+        raise RecipeError(
+            f"'algorithm' must build an Algorithm, such as dapo, got {type(algorithm).__name__}"
+        )
+    from polopt.ext.trl.models import Pretrained, TinyQwen3
+
+    makers = {"tiny_qwen3": TinyQwen3, "pretrained": Pretrained}
+    model = build(tree["model"], makers, "model")
+    if not isinstance(model, ModelMaker):
+        raise RecipeError(
+            f"'model' must build something with a method make(task), got {type(model).__name__}"
+        )
+    evaluation = call(Evaluation, tree.get("evaluation", {}), "evaluation")
+    trainer, batch = _trainer(tree["trainer"], world, seed(tree), algorithm, task)
+    tree = {
+        **tree,
+        "model": complete(tree["model"], makers, "model"),
+        "trainer": trainer,
+        "evaluation": {"every": evaluation.every, "problems": evaluation.problems},
+        "launch": {"processes": world},
+    }
+    return LlmJob(
+        name=name,
+        tree=tree,
+        processes=world,
+        task=task,
+        algorithm=algorithm,
+        model=model,
+        evaluation=evaluation,
+        batch=batch,
+    )
+
+
+def _trainer(
+    given: Mapping[str, Any], world: int, seed: int, algorithm: Algorithm, task: TextTask
+) -> tuple[dict[str, Any], Batch]:
+    """Return the section with this job's defaults, and its batch sizes, after checking both."""
+    import torch
+    from trl.trainer.grpo_config import GRPOConfig
+
+    from polopt.ext.trl.config import check_algorithm, check_data
+
+    for key, reason in _OWNED.items():
+        if key in given:
+            raise RecipeError(f"'trainer.{key}' cannot be set here: {reason}")
+    check_keys(given, GRPOConfig.__dataclass_fields__, "trainer")
+    defaults = {"logging_steps": 10, "report_to": "none", "save_total_limit": 2}
+    if not torch.cuda.is_available():
+        defaults |= {"bf16": False, "dataloader_pin_memory": False}
+    trainer = {**defaults, **given}
+
+    # TRL checks batches against the processes that run now, and at first one plans for all.
+    def number(key: str, default: int) -> int:
+        value = trainer.get(key) if trainer.get(key) is not None else default
+        if type(value) is not int or value < 1:
+            raise RecipeError(f"'trainer.{key}' must be a whole number from 1, got {value!r}")
+        return value
+
+    accumulation = number("gradient_accumulation_steps", 1)
+    per_device = number("per_device_train_batch_size", 8)
+    generate = number("steps_per_generation", accumulation)
+    if trainer.get("generation_batch_size") is not None:
+        if trainer.get("steps_per_generation") is not None:
+            raise RecipeError(
+                "'trainer.generation_batch_size' and 'trainer.steps_per_generation' say the same "
+                "thing: set one of them"
+            )
+        generate = number("generation_batch_size", 1) // (per_device * world)
+        if generate * per_device * world != trainer["generation_batch_size"]:
+            raise RecipeError(
+                f"'trainer.generation_batch_size' {trainer['generation_batch_size']} must be a "
+                f"multiple of per_device_train_batch_size {per_device} * processes {world}"
+            )
+    batch = Batch(
+        per_device=per_device,
+        accumulation=accumulation,
+        generate=generate,
+        iterations=number("num_iterations", 1),
+        group=number("num_generations", 8),
+        max_length=number("max_completion_length", 512),
+    )
+    batch.check(world)
+    config = _config({**trainer, "per_device_train_batch_size": per_device * world}, seed=seed)
+    trainer.setdefault("save_strategy", "steps")
+    # Only between generations a checkpoint resumes exactly.
+    cycle = max(batch.generate * batch.iterations // batch.accumulation, 1)
+    trainer.setdefault("save_steps", cycle * -(-100 // cycle))
+    try:
+        check_algorithm(algorithm)
+        check_data(config, algorithm, task.train, world)
+    except ValueError as error:
+        raise RecipeError(f"algorithm: {error}") from error
+    return trainer, batch
+
+
+def _config(trainer: Mapping[str, Any], **owned: Any) -> "GRPOConfig":  # noqa: ANN401
+    import torch
+    from trl.trainer.grpo_config import GRPOConfig
+
+    from polopt.ext.trl.config import check_config
+
+    known = GRPOConfig.__dataclass_fields__
+    values = {
+        "output_dir": "unused",
+        "disable_tqdm": True,
+        "use_cpu": not torch.cuda.is_available(),
+        **{key: value for key, value in owned.items() if key in known},
+        **trainer,
+    }
+    config = call(GRPOConfig, values, "trainer")
+    try:
+        check_config(config)
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
+    return config
