@@ -5,7 +5,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from polopt.losses.numerics import bounded_difference
+from polopt.losses.numerics import MAX_LOG_RATIO
 
 __all__ = ["Kl", "full_kl", "kl_estimate"]
 
@@ -26,9 +26,9 @@ def kl_estimate(log_prob: Tensor, ref_log_prob: Tensor, kind: Kl) -> Tensor:
     - `"k1+"`, `"k3+"`, `"abs+"`: the value of the first, the gradient of `"k2"`
       (straight-through).
 
-    d is bounded to ±20 nats before `exp` and keeps its gradient beyond: a clamp would switch
-    the penalty off where the policy has left the reference farthest behind (verl's k3 has no
-    gradient once π_ref / π > 13.7; TRL's and TorchRL's become infinite).
+    The argument of `exp` is bounded to ±20 nats and keeps its gradient beyond: a clamp would
+    switch the penalty off where the policy has left the reference farthest behind (verl's k3
+    has no gradient once π_ref / π > 13.7; TRL's and TorchRL's become infinite).
 
     Source: http://joschu.net/blog/kl-approx.html.
 
@@ -43,7 +43,7 @@ def kl_estimate(log_prob: Tensor, ref_log_prob: Tensor, kind: Kl) -> Tensor:
     Raises:
         ValueError: If the kind is unknown.
     """
-    difference = bounded_difference(log_prob, ref_log_prob.detach())
+    difference = log_prob - ref_log_prob.detach()
     if kind.endswith("+") and kind in get_args(Kl):
         through = 0.5 * difference.square()
         value = _estimate(difference.detach(), kind.removesuffix("+"))
@@ -74,7 +74,9 @@ def _estimate(difference: Tensor, kind: str) -> Tensor:
     if kind == "k2":
         return 0.5 * difference.square()
     if kind == "k3":
-        return torch.expm1(-difference) + difference
+        free = difference.detach()
+        beyond = free - free.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        return torch.expm1(beyond - difference) + difference
     if kind == "abs":
         return difference.abs()
     if kind == "full":
