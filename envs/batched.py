@@ -12,8 +12,10 @@ from polopt.envs.classic import Physics
 try:
     from torchrl.data import Binary, Bounded, Categorical, Composite, Unbounded
     from torchrl.envs import EnvBase
-except ImportError as error:
-    raise ImportError("control environments need TorchRL: pip install 'polopt[torchrl]'") from error
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "control environments need TorchRL: pip install 'polopt[torchrl]'", name=error.name
+    ) from error
 
 __all__ = ["BatchedEnv"]
 
@@ -74,12 +76,13 @@ class BatchedEnv(EnvBase):
         )
         if isinstance(physics.actions, int):
             self.action_spec = Categorical(
-                physics.actions, self.batch_size, self.device, torch.int64
+                physics.actions, self.batch_size, device=self.device, dtype=torch.int64
             )
         else:
-            self.action_spec = Bounded(*physics.actions, column, self.device, torch.float32)
-        self.reward_spec = Unbounded(column, self.device, torch.float32)
-        flag = Binary(1, column, self.device, torch.bool)
+            low, high = physics.actions
+            self.action_spec = Bounded(low, high, column, device=self.device, dtype=torch.float32)
+        self.reward_spec = Unbounded(column, device=self.device, dtype=torch.float32)
+        flag = Binary(1, column, device=self.device, dtype=torch.bool)
         self.done_spec = Composite(
             {name: flag.clone() for name in ("done", "terminated", "truncated")},
             shape=self.batch_size,

@@ -2,8 +2,10 @@
 
 try:
     from torchrl.envs import EnvBase, GymWrapper, TransformedEnv
-except ImportError as error:
-    raise ImportError("control environments need TorchRL: pip install 'polopt[torchrl]'") from error
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "control environments need TorchRL: pip install 'polopt[torchrl]'", name=error.name
+    ) from error
 
 __all__ = ["check_transitions"]
 

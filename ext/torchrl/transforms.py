@@ -1,0 +1,219 @@
+"""What a collected batch gets before the loss sees it: scaled rewards and advantages."""
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+
+from polopt.ext.torchrl.networks import value_of
+from polopt.losses import discounted_return, gae, whiten
+
+__all__ = ["GAEAdvantage", "RewardScaling", "running_return"]
+
+
+def running_return(reward: Tensor, done: Tensor, carry: Tensor, *, gamma: float) -> Tensor:
+    """Return R_t = r_t + γ·(1 − done_{t−1})·R_{t−1}: what has been earned so far.
+
+    Args:
+        reward: float [N, T].
+        done: bool [N, T], whether the episode ends with this step.
+        carry: float [N], R before the first step, zero where an episode begins.
+        gamma: Discount of what was earned earlier.
+
+    Returns:
+        float [N, T].
+    """
+    before = torch.cat((torch.zeros_like(done[:, :1]), done[:, :-1]), -1)
+    first = torch.cat((reward[:, :1] + gamma * carry.unsqueeze(-1), reward[:, 1:]), -1)
+    return discounted_return(first.flip(-1), before.flip(-1), gamma=gamma).flip(-1)
+
+
+class RewardScaling(TensorDictModuleBase):
+    """Divides rewards by the running standard deviation of the discounted return.
+
+    The mean is not subtracted: that would change what is optimal. In training mode each
+    batch first updates the statistics; after `eval()` they stay. They are buffers, so they
+    are part of the `state_dict`. Reads `("next", "reward")`, writes
+    `("next", "scaled_reward")`.
+
+    Order as in stable-baselines3's `VecNormalize`: the return is updated, counted, and then
+    set to zero where an episode ended. (Gymnasium's `NormalizeReward` forgets the past before
+    it counts the last reward, and does not reset at truncations.)
+
+    Args:
+        num_envs: N.
+        gamma: Discount of the return.
+        clamp: Scaled rewards are clamped to ± this; None leaves them.
+        constant: Divide by this number instead; nothing is measured then.
+
+    Raises:
+        ValueError: If `clamp` or `constant` is not positive.
+    """
+
+    in_keys = (("next", "reward"), ("next", "done"))
+    out_keys = (("next", "scaled_reward"),)
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        gamma: float,
+        clamp: float | None = 10.0,
+        constant: float | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value in (("clamp", clamp), ("constant", constant)):
+            if value is not None and not value > 0.0:
+                raise ValueError(f"{name} must be positive or none, got {value}")
+        self.gamma, self.clamp, self.constant = gamma, clamp, constant
+        self.running: Tensor
+        self.moments: Tensor
+        self.register_buffer("running", torch.zeros(num_envs))
+        self.register_buffer("moments", torch.zeros(3, dtype=torch.float64))
+
+    @property
+    def scale(self) -> Tensor:
+        """What rewards are divided by, a scalar; 1 before anything was measured."""
+        if self.constant is not None:
+            return self.moments.new_tensor(self.constant)
+        count, mean, squares = self.moments
+        variance = squares / count.clamp(min=1)
+        return torch.where(count > 1, (variance + 1e-8).sqrt(), torch.ones_like(mean))
+
+    @torch.no_grad()
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write the scaled reward to `tensordict` [N, T] and return it."""
+        reward = tensordict["next", "reward"]
+        if self.training and self.constant is None:
+            self._measure(reward.squeeze(-1), tensordict["next", "done"].squeeze(-1))
+        scaled = reward / self.scale.to(reward.dtype)
+        if self.clamp is not None:
+            scaled = scaled.clamp(-self.clamp, self.clamp)
+        tensordict["next", "scaled_reward"] = scaled
+        return tensordict
+
+    def _measure(self, reward: Tensor, done: Tensor) -> None:
+        earned = running_return(reward, done, self.running, gamma=self.gamma)
+        self.running = torch.where(done[:, -1], 0.0, earned[:, -1])
+        # Chan's update of count, mean and sum of squared deviations.
+        sample = earned.double()
+        count, mean, squares = self.moments
+        added, shift = sample.numel(), sample.mean() - mean
+        total = count + added
+        squares = squares + (sample - sample.mean()).square().sum()
+        squares = squares + shift.square() * count * added / total
+        self.moments = torch.stack((total, mean + shift * added / total, squares))
+
+
+class GAEAdvantage(TensorDictModuleBase):
+    """Writes `state_value`, `advantage` and `value_target` of a collected batch [N, T].
+
+    The critic runs once over all observations. Mistakes of layout that would silently give
+    wrong advantages are errors.
+
+    Args:
+        critic: Reads `observation`, writes `state_value`.
+        gamma: Discount per step.
+        lam: λ of the advantage.
+        target_lam: λ of the value target, if another one.
+        whiten: Normalise the advantages of the batch.
+        reward: Entry that holds the reward, [N, T, 1].
+    """
+
+    out_keys = ("state_value", "advantage", "value_target")
+
+    def __init__(
+        self,
+        critic: TensorDictModuleBase,
+        *,
+        gamma: float = 0.99,
+        lam: float = 0.95,
+        target_lam: float | None = None,
+        whiten: bool = False,
+        reward: NestedKey = ("next", "reward"),
+    ) -> None:
+        super().__init__()
+        self.critic = critic
+        self.gamma, self.lam, self.target_lam = gamma, lam, target_lam
+        self.whiten, self.reward = whiten, reward
+        self.in_keys = ["observation", ("next", "observation"), reward,
+                        ("next", "done"), ("next", "terminated")]  # fmt: skip
+        self._value = value_of(critic)
+
+    @torch.no_grad()
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write the entries, [N, T, 1] each, to `tensordict` and return it.
+
+        Raises:
+            ValueError: If time is not the last batch dimension, an entry is missing, the
+                flags contradict each other, or a reward is not finite.
+        """
+        reward, done, terminated = (
+            _column(tensordict, key) for key in (self.reward, ("next", "done"),
+                                                 ("next", "terminated"))
+        )  # fmt: skip
+        observation, reached = tensordict["observation"], tensordict["next", "observation"]
+        _check_flags(done, terminated, tensordict.get(("next", "truncated"), None))
+        _check_time(tensordict, observation, reached, done)
+        value, next_value = self._value(torch.stack((observation, reached))).unbind(0)
+        advantage, target = gae(
+            reward, value, next_value, terminated, done,
+            gamma=self.gamma, lam=self.lam, target_lam=self.target_lam,
+        )  # fmt: skip
+        if self.whiten:
+            advantage = whiten(advantage)
+        for key, entry in zip(self.out_keys, (value, advantage, target), strict=True):
+            tensordict[key] = entry.unsqueeze(-1)
+        return tensordict
+
+
+def _column(tensordict: TensorDictBase, key: NestedKey) -> Tensor:
+    entry = tensordict.get(key, None)
+    if entry is None:
+        raise ValueError(
+            f"the advantage needs the entry {key!r}; without 'terminated' a time limit cannot "
+            "be told from an end"
+        )
+    if entry.shape != (*tensordict.batch_size, 1) or entry.ndim != 3:
+        raise ValueError(
+            f"{key!r} must have shape [N, T, 1] in a batch [N, T], got {list(entry.shape)} in "
+            f"a batch {list(tensordict.batch_size)}"
+        )
+    return entry.squeeze(-1)
+
+
+def _check_flags(done: Tensor, terminated: Tensor, truncated: Tensor | None) -> None:
+    if (terminated & ~done).any():
+        raise ValueError("a step is terminated but not done: the flags were mixed up")
+    if truncated is None:
+        return
+    truncated = truncated.squeeze(-1)
+    # A pole may fall in the very step of the time limit, but not in every one.
+    if truncated.sum() >= 4 and not (truncated & ~terminated).any():
+        raise ValueError(
+            "every truncated step is also terminated: `done` was written into `terminated`, "
+            "which would value the state at each time limit as zero"
+        )
+
+
+def _check_time(
+    tensordict: TensorDictBase, observation: Tensor, reached: Tensor, done: Tensor
+) -> None:
+    names = list(tensordict.names)
+    if "time" in names:
+        if names[-1] != "time":
+            raise ValueError(
+                f"time must be the last batch dimension, [N, T], got {names}: transpose the batch"
+            )
+        return
+
+    def continues(now: Tensor, later: Tensor, end: Tensor) -> bool:
+        moved = (now - later).abs().flatten(end.ndim).amax(-1) > 1e-6
+        return not (moved & ~end).any()
+
+    if done.shape[0] > 1 and not continues(reached[:, :-1], observation[:, 1:], done[:, :-1]):
+        order = "[T, N]" if continues(reached[:-1], observation[1:], done[:-1]) else "shuffled"
+        raise ValueError(
+            "steps do not follow each other along the last batch dimension: the batch looks "
+            f"{order}, advantages need [N, T]"
+        )

@@ -1,0 +1,105 @@
+"""The update of an actor and a critic on one collected batch."""
+
+from collections.abc import Callable
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torch.distributions import Distribution
+
+from polopt.ext.metrics import Stopwatch
+from polopt.losses.modules import PolicyLoss
+
+__all__ = ["Update"]
+
+
+class Update:
+    """Epochs of minibatches through a `PolicyLoss`.
+
+    Nothing is read back from the device between minibatches.
+
+    Args:
+        loss: Without actor and critic: it reads `log_prob`, `entropy` and `value`, which are
+            evaluated here without a TensorDict per layer.
+        distribution: From observations to the actor's distribution.
+        value: From observations [B, O] to values [B].
+        optimizer: Over all parameters.
+        epochs: Passes over the batch.
+        minibatch_size: Steps per optimizer step.
+        max_grad_norm: Gradients are scaled down to this norm; None leaves them.
+        stopwatch: Books the phases loss, backward and optimizer.
+    """
+
+    def __init__(
+        self,
+        loss: PolicyLoss,
+        distribution: Callable[[Tensor], Distribution],
+        value: Callable[[Tensor], Tensor],
+        optimizer: torch.optim.Optimizer,
+        *,
+        epochs: int,
+        minibatch_size: int,
+        max_grad_norm: float | None,
+        stopwatch: Stopwatch,
+    ) -> None:
+        self.loss, self.optimizer = loss, optimizer
+        self.epochs, self.minibatch_size = epochs, minibatch_size
+        self.max_grad_norm, self.stopwatch = max_grad_norm, stopwatch
+        self._distribution, self._value = distribution, value
+        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+
+    def __call__(self, batch: TensorDictBase) -> dict[str, Tensor]:
+        """Train on a batch and return metrics, scalars averaged over the minibatches.
+
+        Args:
+            batch: [N, T], with the entries of `GAEAdvantage`.
+
+        Raises:
+            ValueError: If N·T is not a multiple of the minibatch size.
+        """
+        steps = batch.numel()
+        if steps % self.minibatch_size:
+            raise ValueError(
+                f"minibatch_size must divide the {steps} steps of the batch, "
+                f"got {self.minibatch_size}"
+            )
+        evaluated = ("log_prob", "entropy", "value")
+        keys = [key for key in self.loss.in_keys if key not in evaluated]
+        flat = batch.select("observation", "action", *keys).reshape(-1)
+        history: list[Tensor] = []
+        names: list[str] = []
+        for _ in range(self.epochs):
+            for minibatch in self._minibatches(flat):
+                metrics = self._step(minibatch)
+                names = list(metrics)
+                history.append(torch.stack(list(metrics.values())))
+        means = torch.stack(history).mean(0)
+        return dict(zip(names, means.unbind(), strict=True))
+
+    def _minibatches(self, flat: TensorDictBase) -> list[TensorDictBase]:
+        if self.minibatch_size == len(flat):
+            return [flat.copy()]  # the order within a minibatch does not matter
+        order = torch.randperm(len(flat), device=flat["advantage"].device)
+        return [flat[index] for index in order.split(self.minibatch_size)]
+
+    def _step(self, minibatch: TensorDictBase) -> dict[str, Tensor]:
+        watch = self.stopwatch
+        observation = minibatch["observation"]
+        distribution = self._distribution(observation)
+        minibatch["log_prob"] = distribution.log_prob(minibatch["action"])
+        minibatch["entropy"] = distribution.entropy()
+        minibatch["value"] = self._value(observation)
+        terms = dict(self.loss(minibatch).items())
+        losses = [term for name, term in terms.items() if name.startswith("loss_")]
+        total = torch.stack(losses).sum()
+        watch.lap("loss")
+        self.optimizer.zero_grad(set_to_none=True)
+        total.backward()
+        watch.lap("backward")
+        if self.max_grad_norm is not None:
+            norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.max_grad_norm)
+        else:
+            norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters])
+        self.optimizer.step()
+        watch.lap("optimizer")
+        return {name: term.detach() for name, term in terms.items()} | {"grad_norm": norm}

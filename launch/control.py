@@ -1,0 +1,294 @@
+"""The job of a control task: an actor and a critic trained by TorchRL's parts and our losses."""
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from polopt.envs.control import ControlTask
+from polopt.launch.job import COMMON, loss_names, processes, seed, task_names
+from polopt.launch.recipe import RecipeError, build, call, check_keys, complete
+from polopt.losses import Algorithm, gae
+from polopt.losses.schedules import Coefficient
+
+if TYPE_CHECKING:
+    from polopt.launch.run import Run
+
+__all__ = [
+    "Checkpoints",
+    "Collection",
+    "ControlJob",
+    "Evaluation",
+    "Network",
+    "Optimizer",
+    "Scaling",
+    "Updates",
+    "prepare",
+]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collection:
+    """How data is collected.
+
+    Attributes:
+        num_envs: Copies of the environment.
+        frames_per_batch: Steps in one batch, over all copies.
+        total_frames: Steps in the whole run, at most; only whole batches are collected.
+        use: `BatchedCollector`, TorchRL's `Collector`, or `module:name` of one like them.
+    """
+
+    num_envs: int
+    frames_per_batch: int
+    total_frames: int
+    use: str = "BatchedCollector"
+
+    def __post_init__(self) -> None:
+        _positive(self, "num_envs", "frames_per_batch", "total_frames")
+        if self.frames_per_batch % self.num_envs:
+            raise ValueError(
+                f"frames_per_batch {self.frames_per_batch} must be a multiple of num_envs "
+                f"{self.num_envs}"
+            )
+        if self.total_frames < self.frames_per_batch:
+            raise ValueError(
+                f"total_frames {self.total_frames} is less than one batch of "
+                f"{self.frames_per_batch}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """Actor and critic, each with its own layers.
+
+    Attributes:
+        hidden: Widths of the layers.
+    """
+
+    hidden: tuple[int, ...] = (64, 64)
+
+    def __post_init__(self) -> None:
+        if any(width < 1 for width in self.hidden):
+            raise ValueError(f"hidden must be positive widths, got {list(self.hidden)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Updates:
+    """How a batch is used.
+
+    Attributes:
+        epochs: Passes over it.
+        minibatch_size: Steps per optimizer step.
+        max_grad_norm: Gradients are scaled down to this norm; none leaves them.
+    """
+
+    epochs: int
+    minibatch_size: int
+    max_grad_norm: float | None = 0.5
+
+    def __post_init__(self) -> None:
+        _positive(self, "epochs", "minibatch_size", "max_grad_norm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """Adam.
+
+    Attributes:
+        lr: Learning rate, or its schedule in frames.
+        eps: Added to the root of the second moment.
+    """
+
+    lr: Coefficient = 3e-4
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        _positive(self, "eps")
+        if isinstance(self.lr, float | int) and not self.lr > 0:
+            raise ValueError(f"lr must be positive, got {self.lr}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """How rewards are scaled; see `polopt.ext.torchrl.transforms.RewardScaling`.
+
+    Attributes:
+        clamp: Scaled rewards are clamped to ± this; none leaves them.
+        constant: Divide by this number instead of the measured deviation.
+    """
+
+    clamp: float | None = 10.0
+    constant: float | None = None
+
+    def __post_init__(self) -> None:
+        _positive(self, "clamp", "constant")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Greedy episodes, played in environments of their own.
+
+    Attributes:
+        every: Frames between evaluations.
+        episodes: Episodes in each.
+        stop_at: Mean return that ends the run; by default the task's bar, none goes on.
+    """
+
+    every: int = 2048
+    episodes: int = 100
+    stop_at: float | None = None
+
+    def __post_init__(self) -> None:
+        _positive(self, "every", "episodes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoints:
+    """When the run is saved, besides at its end.
+
+    Attributes:
+        every: Frames between checkpoints.
+    """
+
+    every: int = 20_480
+
+    def __post_init__(self) -> None:
+        _positive(self, "every")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlJob:
+    """A checked recipe for a control task; see `polopt.launch.job.Job`."""
+
+    name: str
+    tree: dict[str, Any]
+    task: ControlTask
+    algorithm: Algorithm
+    collector: Collection
+    update: Updates
+    network: Network = field(default_factory=Network)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    reward_scaling: Scaling | None = None
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    processes: int = 1
+
+    def arithmetic(self) -> dict[str, Any]:
+        """See `Job`."""
+        c, u = self.collector, self.update
+        batches = c.total_frames // c.frames_per_batch
+        per_batch = u.epochs * c.frames_per_batch // u.minibatch_size
+        return {
+            "environments": c.num_envs,
+            "steps_per_environment_and_batch": c.frames_per_batch // c.num_envs,
+            "frames_per_batch": c.frames_per_batch,
+            "batches": batches,
+            "minibatches_per_epoch": c.frames_per_batch // u.minibatch_size,
+            "optimizer_steps_per_batch": per_batch,
+            "optimizer_steps": per_batch * batches,
+            "evaluations": batches * c.frames_per_batch // self.evaluation.every + 1,
+            "episodes_per_evaluation": self.evaluation.episodes,
+        }
+
+    def train(self, run: "Run") -> dict[str, Any]:
+        """See `Job`."""
+        from polopt.launch.control_run import train
+
+        return train(self, run)
+
+
+def prepare(tree: dict[str, Any], *, name: str) -> ControlJob:
+    """Check the recipe of a control task.
+
+    Args:
+        tree: As from `polopt.launch.recipe.load`; defaults are filled in.
+        name: Names the run.
+
+    Raises:
+        RecipeError: If the recipe is wrong.
+    """
+    import torchrl  # noqa: F401  A missing extra is told now, not when training begins.
+
+    sections = {
+        "collector": Collection,
+        "network": Network,
+        "update": Updates,
+        "optimizer": Optimizer,
+        "reward_scaling": Scaling,
+        "evaluation": Evaluation,
+        "checkpoints": Checkpoints,
+    }
+    check_keys(tree, (*COMMON, *sections))
+    for key in ("algorithm", "collector", "update"):
+        if key not in tree:
+            raise RecipeError(f"the section {key!r} is missing")
+    seed(tree)
+    world = processes(tree)
+    if world != 1:
+        raise RecipeError(f"'launch.processes' must be 1 for a control task, got {world}")
+    task = build(tree["task"], task_names(), "task")
+    algorithm = build(tree["algorithm"], loss_names(), "algorithm")
+    _check_algorithm(algorithm)
+    evaluation = tree.setdefault("evaluation", {})
+    check_keys(evaluation, Evaluation.__dataclass_fields__, "evaluation")
+    evaluation.setdefault("stop_at", task.bar)
+    settings: dict[str, Any] = {}
+    for key, kind in sections.items():
+        tree.setdefault(key, None if key == "reward_scaling" else {})
+        if key == "reward_scaling" and tree[key] is None:
+            continue
+        settings[key] = _section(tree, key, kind)
+    job = ControlJob(name=name, tree=tree, task=task, algorithm=algorithm, **settings)
+    frames, size = job.collector.frames_per_batch, job.update.minibatch_size
+    if frames % size:
+        raise RecipeError(
+            f"'update.minibatch_size' {size} must divide 'collector.frames_per_batch' {frames}"
+        )
+    return job
+
+
+def _section(tree: dict[str, Any], key: str, kind: type[T]) -> T:
+    """Build one section, and write its defaults into the recipe."""
+    check_keys(tree[key], kind.__dataclass_fields__, key)  # type: ignore[attr-defined]
+    given = {k: complete(v, loss_names(), f"{key}.{k}") for k, v in tree[key].items()}
+    # The collector's `use` is looked up when the run begins.
+    values = given if key == "collector" else build(given, loss_names(), key)
+    section = call(kind, values, key)
+    defaults = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(section).items()}  # type: ignore[call-overload]
+    tree[key] = {**defaults, **given}
+    return section
+
+
+def _check_algorithm(algorithm: Any) -> None:  # noqa: ANN401
+    if not isinstance(algorithm, Algorithm):
+        raise RecipeError(
+            f"'algorithm' must build an Algorithm, for example {{use: ppo}}, got {algorithm!r}"
+        )
+    objective = algorithm.objective
+    if algorithm.value is None or algorithm.advantage.estimate is not gae:
+        estimate = getattr(algorithm.advantage.estimate, "__name__", "another function")
+        raise RecipeError(
+            "'algorithm': control tasks need a critic and gae, this algorithm estimates its "
+            f"advantages with {estimate}: use ppo"
+        )
+    if objective.ratio not in ("token", "none") or objective.aggregation != "token_mean":
+        raise RecipeError(
+            "'algorithm': control tasks train on single steps, so ratio must be 'token' or 'none' "
+            f"and aggregation 'token_mean', got {objective.ratio!r} and {objective.aggregation!r}"
+        )
+    for name, used in (
+        ("kl_coef", objective.uses_reference),
+        ("corrections", bool(objective.corrections)),
+    ):
+        if used:
+            raise RecipeError(
+                f"'algorithm': {name} is set, but a control task has no reference policy and no "
+                "sampler of its own: leave it out"
+            )
+
+
+def _positive(section: object, *names: str) -> None:
+    for name in names:
+        value = getattr(section, name)
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} must be positive, got {value}")
