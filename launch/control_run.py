@@ -20,7 +20,8 @@ from polopt.ext.torchrl.update import Update
 from polopt.launch.control import ControlJob
 from polopt.launch.curve import write_curves
 from polopt.launch.recipe import build
-from polopt.launch.run import Run, read_metrics
+from polopt.launch.record import read_metrics
+from polopt.launch.run import Run
 from polopt.losses import explained_variance, resolve
 from polopt.losses.modules import PolicyLoss
 from polopt.losses.schedules import value_at
