@@ -59,8 +59,10 @@ class TextTask:
             rows: N rows of this task.
             completions: N answers to them, as text.
         """
-        columns = {key: [row[key] for row in rows] for key in rows[0]} if rows else {}
-        prompts = columns.pop("prompt", [])
+        if not rows:
+            return []
+        columns = {key: [row[key] for row in rows] for key in rows[0]}
+        prompts = columns.pop("prompt")
         scores = self.rewards[0](prompts=prompts, completions=list(completions), **columns)
         return [score is not None and score >= self.correct_at for score in scores]
 

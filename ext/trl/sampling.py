@@ -75,4 +75,5 @@ class Rollout:
                 if r == rank:
                     to, of = slice(b * size, (b + 1) * size), slice(g * size, (g + 1) * size)
                     for key, column in self.columns.items():
-                        column[to] = other.columns[key][of]
+                        fresh = other.columns.get(key)  # what a reward logs only sometimes
+                        column[to] = fresh[of] if fresh else [None] * size

@@ -174,6 +174,9 @@ class PolicyTrainer(GRPOTrainer):
             batch.replace(bad, extra, good, rank=self.accelerator.process_index, size=size)
             useful = self._useful(batch, count=False).view(ranks, groups)
         self._report(rounds, int((~useful).sum()), useful.numel())
+        # What rewards have logged per sample is kept for the samples that stay.
+        logged = {k[1]: v for k, v in batch.columns.items() if isinstance(k, tuple)}
+        self._pending_extra_logs.update(logged)
         self._rows[:] = batch.columns["rows"]
         prompts[:] = batch.columns["prompts"]
         self._rewards = batch.rewards
@@ -187,7 +190,10 @@ class PolicyTrainer(GRPOTrainer):
             raise ValueError("sampling.refill does not work with images or rollout functions yet")
         rewards = super()._calculate_rewards(rows, prompts, output[_COMPLETIONS], output[_IDS])
         lists = {i: v for i, v in enumerate(output) if isinstance(v, list) and len(v) == len(rows)}
-        return Rollout({"rows": list(rows), "prompts": list(prompts), **lists}, rewards), output
+        logged = {("logged", name): list(v) for name, v in self._pending_extra_logs.items()}
+        self._pending_extra_logs.clear()
+        columns = {"rows": list(rows), "prompts": list(prompts), **lists, **logged}
+        return Rollout(columns, rewards), output
 
     def _draw(self, groups: int) -> list[dict[str, Any]]:
         """Return the rows of fresh groups of this rank; all ranks advance the same stream."""

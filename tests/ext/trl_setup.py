@@ -170,17 +170,55 @@ def compare(folder, name, **config):
     return trainer
 
 
+def known(completions, easy, **_):
+    """Reward the answers to easy prompts equally, the others by their first word."""
+    firsts = [c.split()[:1] for c in completions]
+    return [1.0 if e else float(bool(f) and WORDS.index(f[0]) % 2)
+            for e, f in zip(easy, firsts, strict=True)]  # fmt: skip
+
+
+def refill(folder, *, share=0.5, max_rounds=8, kind=Recorder, **config):
+    """Train on prompts of which a share never carries a signal."""
+    rows = [{"prompt": f"w{i % 13} w{i * 5 % 13}", "easy": (i * 7 % 20) < 20 * share}
+            for i in range(40)]  # fmt: skip
+    scored = []
+
+    def reward(completions, **kwargs):
+        scored.append(len(completions))
+        return known(completions, **kwargs)
+
+    trainer = build(kind, folder, reward=reward, rows=rows, config=config,
+                    algorithm=losses.dapo(max_rounds=max_rounds))  # fmt: skip
+    trainer.scored = scored
+    trainer.train()
+    return trainer
+
+
 if __name__ == "__main__":
     import tempfile
 
     world = int(sys.argv[1])
     for name in ("dapo", "grpo", "dr_grpo"):
         for accumulate, generate, iterations in ((2, 4, 1), (2, 2, 2), (4, 2, 1)):
-            done = compare(tempfile.mkdtemp(), name, per_device_train_batch_size=4, max_steps=3,
-                           gradient_accumulation_steps=accumulate, steps_per_generation=generate,
-                           num_iterations=iterations)  # fmt: skip
+            done = compare(
+                tempfile.mkdtemp(),
+                name,
+                per_device_train_batch_size=4,
+                max_steps=3,
+                gradient_accumulation_steps=accumulate,
+                steps_per_generation=generate,
+                num_iterations=iterations,
+            )
             assert done.accelerator.num_processes == world
             assert len(done.lengths) > 2
             assert len(done.errors) == 6
             assert max(done.errors) < 1e-4, (name, accumulate, generate, done.errors)
+    for rounds in (8, 1):
+        done = refill(tempfile.mkdtemp(), max_rounds=rounds, share=0.7, max_steps=3)
+        assert max(done.errors) < 1e-4, (rounds, done.errors)
+        assert sum(done.scored) == done.generated
+        short = [h["sampling/groups_short"] for h in done.state.log_history if "loss" in h]
+        assert (sum(short) == 0) == (rounds == 8), (rounds, short)
+        assert all(h["frac_reward_zero_std"] == h["sampling/groups_short"] / (2 * world)
+                   for h in done.state.log_history if "loss" in h)  # fmt: skip
     print(f"compared on {world} ranks")

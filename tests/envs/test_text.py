@@ -1,0 +1,82 @@
+"""Text tasks: held-out problems stay held out."""
+
+import pytest
+
+pytest.importorskip("reasoning_gym")
+
+from polopt.envs.text import TextTask, arithmetic, held_out
+
+
+def prompts(rows):
+    return {row["prompt"] for row in rows}
+
+
+def test_train_and_evaluation_share_no_problem():
+    task = arithmetic(train_size=300, evaluation_size=80)
+    assert len(prompts(task.train)) == 300
+    assert len(prompts(task.evaluation)) == 80
+    assert not prompts(task.train) & prompts(task.evaluation)
+
+
+def test_no_seed_or_size_moves_a_problem_across():
+    one = arithmetic(train_size=400, evaluation_size=100)
+    two = arithmetic(train_size=200, evaluation_size=50, seed=5)
+    assert prompts(one.train) != prompts(two.train)
+    assert not (prompts(one.train) | prompts(two.train)) & (
+        prompts(one.evaluation) | prompts(two.evaluation)
+    )
+    assert all(held_out(p) for p in prompts(one.evaluation))
+    assert sum(map(held_out, map(str, range(5000)))) / 5000 == pytest.approx(0.2, abs=0.02)
+
+
+def test_answers_are_right_and_the_verifier_says_so():
+    task = arithmetic(train_size=100, evaluation_size=20, terms=(2, 4), digits=(1, 2))
+    for row in task.train:
+        assert eval(row["prompt"].removesuffix("=")) == int(row["answer"])
+    rows = list(task.evaluation)
+    right = [row["answer"] for row in rows]
+    wrong = [str(int(row["answer"]) + 1) for row in rows]
+    assert task.correct(rows, right) == [True] * 20
+    assert task.correct(rows, wrong) == [False] * 20
+    assert task.correct(rows, [""] * 20) == [False] * 20
+    assert task.correct([], []) == []
+    message = [[{"role": "assistant", "content": f" {a} "}] for a in right]
+    assert task.rewards[0](completions=message, answer=right) == [1.0] * 20
+
+
+def test_same_seed_same_problems():
+    assert arithmetic(train_size=50).train == arithmetic(train_size=50).train
+
+
+def test_overlap_is_refused():
+    row = {"prompt": "1 + 1 ="}
+    with pytest.raises(ValueError, match="1 prompts are in train and in evaluation.*1 \\+ 1"):
+        TextTask(name="x", train=[row], evaluation=[row], rewards=[len])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"train_size": 0}, "train_size must be at least 1, got 0"),
+        ({"terms": (2, 2), "train_size": 500}, "train_size=500.*has only .* ask for fewer"),
+        ({"terms": (3, 2)}, "reasoning-gym refuses chain_sum"),
+        ({"digits": (0, 1)}, "reasoning-gym refuses chain_sum"),
+    ],
+)
+def test_wrong_input_is_one_sentence(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        arithmetic(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"train": []}, "train is empty"),
+        ({"rewards": []}, "rewards is empty"),
+        ({"train": [{"question": "?"}]}, r"train\[0\] has no 'prompt', only \['question'\]"),
+    ],
+)
+def test_broken_tasks_are_refused(parts, message):
+    whole = {"train": [{"prompt": "a"}], "evaluation": [{"prompt": "b"}], "rewards": [len]}
+    with pytest.raises(ValueError, match=message):
+        TextTask(name="x", **{**whole, **parts})

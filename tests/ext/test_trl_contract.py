@@ -1,0 +1,115 @@
+"""The seams in TRL that PolicyTrainer hangs on; one that moved fails here by name."""
+
+import inspect
+
+import pytest
+
+trl = pytest.importorskip("trl")
+from trl import GRPOConfig, GRPOTrainer
+
+from polopt.ext.trl.config import LOSS_FIELDS
+from polopt.ext.trl.trainer import _COMPLETIONS, _EXTRA, _IDS, _IMAGES
+
+SOURCE = inspect.getsource(GRPOTrainer)
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters"),
+    [
+        ("_compute_loss", ["self", "model", "inputs"]),
+        ("_prepare_inputs", ["self", "generation_batch"]),
+        ("_generate", ["self", "prompts"]),
+        ("_generate_and_score_completions", ["self", "inputs"]),
+        (
+            "_calculate_rewards",
+            ["self", "inputs", "prompts", "completions", "completion_ids_list"],
+        ),
+        ("training_step", ["self", "model", "inputs", "num_items_in_batch"]),
+        ("_load_optimizer_and_scheduler", ["self", "checkpoint"]),
+        ("_save_checkpoint", ["self", "model", "trial"]),
+    ],
+)
+def test_method(method, parameters):
+    function = inspect.unwrap(getattr(GRPOTrainer, method))
+    assert list(inspect.signature(function).parameters) == parameters
+
+
+def test_log_probs_take_what_is_passed():
+    function = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies)
+    function.bind(None, "model", "ids", "mask", 3, compute_entropy=True, batch_size=2)
+
+
+def test_generate_returns_lists_in_this_order():
+    *_, last = inspect.getsource(inspect.unwrap(GRPOTrainer._generate)).rstrip().split("\n")
+    names = last.strip().removeprefix("return ").split(", ")
+    assert len(names) == 8
+    assert names[0] == "prompt_ids"
+    assert names[_IDS] == "completion_ids"
+    assert names[_COMPLETIONS] == "completions"
+    assert names[_EXTRA] == "extra_fields"
+    assert names[_IMAGES] == "images"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "_buffered_inputs",
+        "_step",
+        "_metrics",
+        "_pending_extra_logs",
+        "reward_weights",
+        "num_generations",
+        "num_generations_eval",
+        "num_iterations",
+        "aux_loss_enabled",
+    ],
+)
+def test_attribute(name):
+    assert f"self.{name} =" in SOURCE
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "prompt_ids",
+        "prompt_mask",
+        "completion_ids",
+        "completion_mask",
+        "advantages",
+        "old_per_token_logps",
+        "ref_per_token_logps",
+        "sampling_per_token_logps",
+        "tool_mask",
+    ],
+)
+def test_entry_of_the_generation_batch(key):
+    source = inspect.getsource(inspect.unwrap(GRPOTrainer._generate_and_score_completions))
+    assert f'"{key}"' in source
+
+
+def test_loss_is_not_scaled_again():
+    assert GRPOTrainer.loss_is_scaled_for_ga is True
+
+
+def test_every_loss_field_is_known():
+    """A field that a new TRL adds is either about the loss, and refused, or in this list."""
+    others = {
+        "model_init_kwargs", "trust_remote_code", "disable_dropout", "cast_lm_head_to_fp32",
+        "num_generations", "num_generations_eval", "max_completion_length",
+        "ds3_gather_for_generation", "shuffle_dataset", "pad_to_multiple_of",
+        "generation_batch_size", "steps_per_generation", "temperature", "top_p", "top_k", "min_p",
+        "generation_kwargs", "chat_template_kwargs", "repetition_penalty", "cache_implementation",
+        "use_vllm", "vllm_mode", "vllm_model_impl", "vllm_enable_sleep_mode",
+        "vllm_structured_outputs_regex", "vllm_server_base_url", "vllm_server_host",
+        "vllm_server_port", "vllm_server_timeout", "vllm_group_port",
+        "vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_tensor_parallel_size",
+        "num_iterations", "reward_weights", "sync_ref_model", "ref_model_mixup_alpha",
+        "ref_model_sync_steps", "max_tool_calling_iterations", "log_completions",
+        "log_multimodal", "num_completions_to_print", "log_unique_prompts",
+        "log_completions_hub_repo", "use_transformers_continuous_batching",
+        "transformers_continuous_batching_config", "use_transformers_paged",
+    }  # fmt: skip
+    from transformers import TrainingArguments
+
+    fields = set(GRPOConfig.__dataclass_fields__) - set(TrainingArguments.__dataclass_fields__)
+    assert fields - others <= set(LOSS_FIELDS)

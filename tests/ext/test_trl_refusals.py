@@ -1,0 +1,139 @@
+"""What PolicyTrainer refuses, before any work."""
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("trl")
+from trl import GRPOConfig
+
+from polopt import losses
+from polopt.ext.trl.config import LOSS_FIELDS, check_algorithm, check_config
+from polopt.ext.trl.trainer import PolicyTrainer
+
+spec = importlib.util.spec_from_file_location("trl_setup", Path(__file__).with_name("trl_setup.py"))
+setup = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(setup)
+
+OTHER = {
+    "loss_type": "grpo",
+    "epsilon": 0.1,
+    "epsilon_high": 0.28,
+    "delta": 3.0,
+    "beta": 0.1,
+    "use_bias_correction_kl": False,
+    "importance_sampling_level": "sequence",
+    "sapo_temperature_neg": 2.0,
+    "sapo_temperature_pos": 2.0,
+    "vespo_k_pos": 1.0,
+    "vespo_lambda_pos": 1.0,
+    "vespo_k_neg": 1.0,
+    "vespo_lambda_neg": 1.0,
+    "multi_objective_aggregation": "normalize_then_sum",
+    "scale_rewards": False,
+    "mask_truncated_completions": True,
+    "top_entropy_quantile": 0.2,
+    "entropy_coef": 0.01,
+    "use_adaptive_entropy": True,
+    "entropy_coef_min": 0.1,
+    "entropy_coef_max": 2.0,
+    "entropy_coef_delta": 0.1,
+    "entropy_target": 1.0,
+    "off_policy_mask_threshold": 0.5,
+    "vllm_importance_sampling_correction": False,
+    "vllm_importance_sampling_mode": "token_truncate",
+    "vllm_importance_sampling_clip_max": 2.0,
+    "vllm_importance_sampling_clip_min": 0.5,
+    "router_aux_loss_coef": 0.1,
+}
+
+
+def config(**fields):
+    return GRPOConfig("out", use_cpu=True, bf16=False, report_to="none", **fields)
+
+
+def test_defaults_pass():
+    check_config(config())
+    check_config(config(learning_rate=1e-3, reward_weights=[1.0, 0.5], temperature=0.7))
+
+
+@pytest.mark.parametrize("name", [n for n in OTHER if n in GRPOConfig.__dataclass_fields__])
+def test_loss_fields_are_refused_with_the_mend(name):
+    with pytest.raises(ValueError, match=f"trainer.{name}=.*TRL's own loss.*leave it at"):
+        check_config(config(**{name: OTHER[name]}))
+
+
+def test_every_loss_field_of_this_trl_is_tested():
+    known = set(GRPOConfig.__dataclass_fields__) & set(LOSS_FIELDS)
+    assert known <= {*OTHER, "vllm_importance_sampling_cap", "use_liger_kernel"}
+
+
+def test_trainer_checks_its_config(tmp_path):
+    with pytest.raises(ValueError, match="trainer.loss_type='grpo'"):
+        setup.build(PolicyTrainer, tmp_path, algorithm=losses.dapo(), config={"loss_type": "grpo"})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        (losses.ppo(), "trains a critic"),
+        (
+            replace(losses.grpo(), advantage=losses.ppo().advantage),
+            r"advantage needs \['value', 'next_value', 'terminated', 'done'\]",
+        ),
+        (
+            replace(losses.grpo(), objective=replace(losses.grpo().objective, kl="full")),
+            "kl='full' needs whole distributions",
+        ),
+        (
+            replace(
+                losses.grpo(),
+                objective=replace(losses.grpo().objective, aggregation="group_token_mean"),
+            ),
+            "'group_token_mean' is not supported",
+        ),
+    ],
+)
+def test_algorithms_that_need_more(algorithm, message):
+    with pytest.raises(ValueError, match=message):
+        check_algorithm(algorithm)
+
+
+def test_images(tmp_path):
+    rows = [{"prompt": "w1", "image": "a.png"}] * 8
+    with pytest.raises(ValueError, match="column 'image'.*does not support images"):
+        setup.build(PolicyTrainer, tmp_path, algorithm=setup.algorithm("dapo"), rows=rows)
+
+
+def test_mixture_of_experts(tmp_path):
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    model = Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            vocab_size=16, hidden_size=16, intermediate_size=16, moe_intermediate_size=8,
+            num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, num_experts=2,
+            num_experts_per_tok=1, router_aux_loss_coef=0.01, eos_token_id=1, bos_token_id=None,
+        )
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="mixture of experts"):
+        setup.build(PolicyTrainer, tmp_path, algorithm=setup.algorithm("dapo"), model=model)
+
+
+def test_refill_needs_groups_within_a_process_and_a_length(tmp_path):
+    from datasets import Dataset
+
+    from polopt.ext.trl.config import check_data
+
+    args = config(per_device_train_batch_size=4, num_generations=4)
+    data = Dataset.from_list([{"prompt": "w1"}])
+    check_data(args, losses.dapo(), data, 1)
+    with pytest.raises(ValueError, match=r"= 2 must be a multiple of num_generations=4"):
+        check_data(args, losses.dapo(), data, 2)
+    check_data(args, losses.grpo(), data, 2)
+    with pytest.raises(ValueError, match="a dataset with a length"):
+        check_data(args, losses.dapo(), data.to_iterable_dataset(), 1)
+    with pytest.raises(ValueError, match="refill does not work with rollout_func"):
+        setup.build(PolicyTrainer, tmp_path, algorithm=losses.dapo(), rollout_func=len)
