@@ -1,0 +1,1 @@
+"""Every record of the reference values, mapped to a computation of ours."""
