@@ -18,7 +18,8 @@ from polopt.ext.trl.trainer import PolicyTrainer
 from polopt.launch.curve import write_curves
 from polopt.launch.llm import LlmJob
 from polopt.launch.recipe import RecipeError
-from polopt.launch.run import Run, cpu_seconds, read_metrics
+from polopt.launch.record import read_metrics
+from polopt.launch.run import Run, cpu_seconds
 
 __all__ = ["train"]
 

@@ -50,7 +50,7 @@ def test_same_seed_same_problems():
 
 def test_overlap_is_refused():
     row = {"prompt": "1 + 1 ="}
-    with pytest.raises(ValueError, match="1 prompts are in train and in evaluation.*1 \\+ 1"):
+    with pytest.raises(ValueError, match=r"1 prompts are in train and in evaluation.*1 \+ 1"):
         TextTask(name="x", train=[row], evaluation=[row], rewards=[len])
 
 

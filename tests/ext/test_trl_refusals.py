@@ -71,7 +71,7 @@ def test_every_loss_field_of_this_trl_is_tested():
 
 
 def test_trainer_checks_its_config(tmp_path):
-    with pytest.raises(ValueError, match="trainer.loss_type='grpo'"):
+    with pytest.raises(ValueError, match=r"trainer\.loss_type='grpo'"):
         setup.build(PolicyTrainer, tmp_path, algorithm=losses.dapo(), config={"loss_type": "grpo"})
     assert not list(tmp_path.iterdir())
 
@@ -104,7 +104,7 @@ def test_algorithms_that_need_more(algorithm, message):
 
 def test_images(tmp_path):
     rows = [{"prompt": "w1", "image": "a.png"}] * 8
-    with pytest.raises(ValueError, match="column 'image'.*does not support images"):
+    with pytest.raises(ValueError, match=r"column 'image'.*does not support images"):
         setup.build(PolicyTrainer, tmp_path, algorithm=setup.algorithm("dapo"), rows=rows)
 
 
