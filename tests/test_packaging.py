@@ -39,7 +39,14 @@ def test_metadata():
     data = metadata("polopt")
     assert data["License-Expression"] == "Apache-2.0"
     assert data["Requires-Python"] == ">=3.11"
-    assert {"torchrl", "trl", "control", "vllm", "all"} <= set(data.get_all("Provides-Extra"))
+    assert {
+        "torchrl",
+        "trl",
+        "control",
+        "verl",
+        "vllm",
+        "all",
+    } <= set(data.get_all("Provides-Extra"))
     assert not [r for r in data.get_all("Requires-Dist") if 'extra == "all"' in r and "vllm" in r]
 
 

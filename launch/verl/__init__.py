@@ -1,0 +1,1 @@
+"""Import of verl launch scripts: read without running, resolve, map, report."""

@@ -1,0 +1,504 @@
+"""Loss settings: from verl's keys to the section `algorithm` of a recipe."""
+
+from typing import Any
+
+from polopt.launch.verl.batch import Batch
+from polopt.launch.verl.plan import Plan
+
+__all__ = ["convert_loss"]
+
+_ACTOR = "actor_rollout_ref.actor."
+_POLICY = _ACTOR + "policy_loss."
+_CORRECTION = "algorithm.rollout_correction."
+_ESTIMATORS = {
+    "gae": "ppo",
+    "grpo": "grpo",
+    "grpo_vectorized": "grpo",
+    "grpo_passk": "pass_at_k",
+    "gdpo": "gdpo",
+    "gpg": "gpg",
+    "opo": "opo",
+    "remax": "remax",
+    "reinforce_plus_plus": "reinforce_pp",
+    "reinforce_plus_plus_baseline": "reinforce_pp_baseline",
+    "rloo": "rloo",
+    "rloo_vectorized": "rloo",
+}
+_KL = {
+    "kl": "k1",
+    "k1": "k1",
+    "abs": "abs",
+    "mse": "k2",
+    "k2": "k2",
+    "low_var_kl": "k3",
+    "k3": "k3",
+    "kl+": "k1+",
+    "k1+": "k1+",
+    "abs+": "abs+",
+    "mse+": "k2",
+    "k2+": "k2",
+    "low_var_kl+": "k3+",
+    "k3+": "k3+",
+}
+_AGGREGATIONS = {
+    "token-mean": "token_mean",
+    "seq-mean-token-mean": "sequence_mean",
+    "seq-mean-token-sum": "sequence_sum",
+    "seq-mean-token-sum-norm": "constant",
+}
+
+
+def convert_loss(plan: Plan, batch: Batch) -> None:
+    """Write the section `algorithm`; in a refused case it holds the nearest thing."""
+    estimator = plan.text("algorithm.adv_estimator")
+    base = _ESTIMATORS.get(estimator)
+    if base is None:
+        plan.say(
+            "algorithm.adv_estimator",
+            "refused",
+            "",
+            f"polopt has no estimator {estimator!r}; with --allow it becomes grpo",
+        )
+        base = "grpo"
+    else:
+        verdict = "exact" if base in ("grpo", "rloo", "remax", "opo", "gpg") else "converted"
+        plan.say("algorithm.adv_estimator", verdict, "algorithm.base", f"{base} of polopt.losses")
+    section: dict[str, Any] = {"use": "polopt.launch.verl.loss:adjusted", "base": {"use": base}}
+    if base == "ppo":
+        section["base"] |= _critic(plan)
+    else:
+        for name in ("gamma", "lam"):
+            plan.say(f"algorithm.{name}", "no effect", "", f"{estimator} does not read it")
+    if base == "reinforce_pp":
+        gamma = plan.number("algorithm.gamma")
+        section["base"]["gamma"] = gamma
+        plan.say("algorithm.gamma", "exact", "algorithm.base.gamma", "")
+    section["surrogate"], ratio = _surrogate(plan)
+    objective: dict[str, Any] = {"ratio": ratio, **_aggregation(plan, batch), **_kl(plan)}
+    section["objective"] = objective
+    _entropy(plan, objective)
+    section["corrections"] = _corrections(plan)
+    settings = _advantage(plan, base)
+    if settings:
+        section["advantage"] = settings
+    section["sampling"] = _sampling(plan)
+    plan.sections["algorithm"] = section
+
+
+def _critic(plan: Plan) -> dict[str, Any]:
+    names = {"gamma": "algorithm.gamma", "lam": "algorithm.lam"}
+    found: dict[str, Any] = {k: plan.number(v) for k, v in names.items()}
+    for argument, name in names.items():
+        plan.say(name, "exact", f"algorithm.base.{argument}", "")
+        plan.default(name, f"algorithm.base.{argument}", f"verl: {found[argument]:g}")
+    found["value_clip"] = plan.number("critic.cliprange_value")
+    found["whiten"] = True
+    plan.say("critic.cliprange_value", "exact", "algorithm.base.value_clip", "")
+    plan.default("critic.cliprange_value", "algorithm.base.value_clip", "verl clips values at 0.5")
+    return found
+
+
+def _clip(plan: Plan) -> tuple[float, float]:
+    low, high = plan.number(_ACTOR + "clip_ratio_low"), plan.number(_ACTOR + "clip_ratio_high")
+    both = plan.override(_ACTOR + "clip_ratio")
+    if both is not None:
+        plan.say(
+            _ACTOR + "clip_ratio",
+            "inert",
+            "",
+            f"verl 0.9.1 reads clip_ratio_low={low:g} and clip_ratio_high={high:g} instead",
+        )
+        if plan.number(_ACTOR + "clip_ratio") != low or low != high:
+            plan.traps.append(
+                f"line {both.line}: clip_ratio={both.text} does nothing in verl 0.9.1, which clips "
+                f"at clip_ratio_low={low:g}, clip_ratio_high={high:g}; the recipe does the same"
+            )
+    return low, high
+
+
+def _surrogate(plan: Plan) -> tuple[dict[str, Any], str]:
+    low, high = _clip(plan)
+    mode = plan.text(_POLICY + "loss_mode") or "vanilla"
+    dual = plan.number(_ACTOR + "clip_ratio_c")
+    ratio, target = "token", "algorithm.surrogate"
+    used = {"low", "high"}
+    section: dict[str, Any]
+    if mode in ("vanilla", "gspo"):
+        section = {"use": "Clip", "low": low, "high": high}
+        if mode == "vanilla":
+            section["dual"] = dual
+            used.add("dual")
+        else:
+            ratio = "sequence"
+    elif mode == "cispo":
+        section = {"use": "Cispo", "low": low, "high": high}
+    elif mode == "geo_mean":
+        section = {"use": "GeometricClip", "low": low, "high": high}
+    elif mode == "sapo":
+        section = {
+            "use": "SoftGate",
+            "tau_positive": plan.number(_ACTOR + "tau_pos", default=1.0),
+            "tau_negative": plan.number(_ACTOR + "tau_neg", default=1.05),
+        }
+        used = {"tau"}
+    elif mode == "clip_cov":
+        section = {
+            "use": "ClipCov",
+            "low": low,
+            "high": high,
+            "share": plan.number(_POLICY + "clip_cov_ratio"),
+            "cov_low": plan.number(_POLICY + "clip_cov_lb"),
+            "cov_high": plan.number(_POLICY + "clip_cov_ub"),
+        }
+        used.add("clip_cov")
+    elif mode == "kl_cov":
+        section = {
+            "use": "KlCov",
+            "coef": plan.number(_POLICY + "ppo_kl_coef"),
+            "share": plan.number(_POLICY + "kl_cov_ratio"),
+        }
+        used = {"kl_cov"}
+    elif mode == "gpg":
+        section, ratio, used = {"use": "Plain"}, "none", set()
+    else:
+        section = {"use": "Clip", "low": low, "high": high, "dual": dual}
+        used.add("dual")
+        plan.say(
+            _POLICY + "loss_mode",
+            "refused",
+            "",
+            f"polopt has no surrogate {mode!r}; with --allow it becomes PPO's clip",
+        )
+    ours = {"geo_mean", "clip_cov", "kl_cov", "gpg"}
+    if mode != "vanilla" and not plan.refuses(_POLICY + "loss_mode"):
+        plan.say(
+            _POLICY + "loss_mode",
+            "ours" if mode in ours else "converted",
+            target,
+            f"{section['use']}, ratio per {ratio}",
+        )
+    elif mode == "vanilla":
+        plan.say(_POLICY + "loss_mode", "exact", target, "PPO's clip on token ratios")
+    _clip_rows(plan, mode, used, target)
+    return section, ratio
+
+
+def _clip_rows(plan: Plan, mode: str, used: set[str], target: str) -> None:
+    groups = {
+        "low": ("clip_ratio_low", "low"),
+        "high": ("clip_ratio_high", "high"),
+        "dual": ("clip_ratio_c", "dual"),
+    }
+    for group, (key, argument) in groups.items():
+        if group in used:
+            plan.say(_ACTOR + key, "exact", f"{target}.{argument}", "")
+        else:
+            plan.say(_ACTOR + key, "no effect", "", f"loss_mode={mode} does not read it")
+    if {"low", "high"} <= used:
+        plan.default(_ACTOR + "clip_ratio_low", f"{target}.low", "verl: 0.2")
+        plan.default(_ACTOR + "clip_ratio_high", f"{target}.high", "verl: 0.2")
+    if "dual" in used:
+        plan.default(
+            _ACTOR + "clip_ratio_c",
+            f"{target}.dual",
+            "verl's dual clip is on at 3.0, TRL's delta is off",
+        )
+    for key in ("tau_pos", "tau_neg"):
+        if "tau" in used:
+            plan.say(_ACTOR + key, "exact", f"{target}.tau", "")
+        else:
+            plan.say(_ACTOR + key, "no effect", "", f"loss_mode={mode} does not read it")
+    for key, group in (
+        ("clip_cov_ratio", "clip_cov"),
+        ("clip_cov_lb", "clip_cov"),
+        ("clip_cov_ub", "clip_cov"),
+        ("ppo_kl_coef", "kl_cov"),
+        ("kl_cov_ratio", "kl_cov"),
+        ("dro_beta", "dro"),
+    ):
+        if group in used:
+            plan.say(_POLICY + key, "ours", target, "")
+        else:
+            plan.say(_POLICY + key, "no effect", "", f"loss_mode={mode} does not read it")
+
+
+def _aggregation(plan: Plan, batch: Batch) -> dict[str, Any]:
+    name = _ACTOR + "loss_agg_mode"
+    mode, loss = plan.text(name), plan.text(_POLICY + "loss_mode")
+    forced = loss in ("sapo", "geo_mean")
+    aggregation = "sequence_mean" if forced else _AGGREGATIONS.get(mode)
+    target, found = "algorithm.objective.aggregation", {}
+    if aggregation is None:
+        plan.say(
+            name, "refused", "", f"polopt has no aggregation {mode!r}; with --allow token_mean"
+        )
+        aggregation = "token_mean"
+    elif forced:
+        plan.say(name, "no effect", "", f"loss_mode={loss} always takes the mean per sequence")
+    else:
+        plan.say(name, "exact", target, aggregation)
+    if aggregation == "constant":
+        scale = plan.value(_ACTOR + "loss_scale_factor")
+        horizon = (
+            plan.integer("data.max_response_length")
+            if scale is None
+            else plan.integer(_ACTOR + "loss_scale_factor", low=1)
+        )
+        found["horizon"] = horizon
+        plan.say(_ACTOR + "loss_scale_factor", "exact", "algorithm.objective.horizon", "")
+        if scale is None:
+            plan.default(
+                _ACTOR + "loss_scale_factor",
+                "algorithm.objective.horizon",
+                f"verl divides by the padded width; here max_response_length = {horizon}",
+            )
+    else:
+        plan.say(
+            _ACTOR + "loss_scale_factor",
+            "no effect",
+            "",
+            "only read with loss_agg_mode=seq-mean-token-sum-norm",
+        )
+    plan.default(name, target, "verl: token-mean, over the tokens of one mini-batch")
+    if loss == "gspo" and aggregation != "sequence_mean":
+        plan.traps.append(
+            f"loss_mode=gspo with loss_agg_mode={mode} is not the objective of GSPO's paper, "
+            "which takes seq-mean-token-mean; imported as written"
+        )
+    return {"aggregation": aggregation, **found}
+
+
+def _kl(plan: Plan) -> dict[str, Any]:
+    in_loss, in_reward = plan.flag(_ACTOR + "use_kl_loss"), plan.flag("algorithm.use_kl_in_reward")
+    kind_name = _ACTOR + "kl_loss_type" if in_loss or not in_reward else "algorithm.kl_penalty"
+    kind = plan.text(kind_name)
+    kl = _KL.get(kind)
+    target = "algorithm.objective.kl_coef"
+    if (in_loss or in_reward) and kl is None:
+        plan.say(
+            kind_name, "refused", "", f"polopt has no estimator {kind!r} here; with --allow k3"
+        )
+    coef = 0.0
+    if in_loss:
+        coef = plan.number(_ACTOR + "kl_loss_coef")
+        plan.say(_ACTOR + "use_kl_loss", "converted", target, f"kl_coef = kl_loss_coef = {coef:g}")
+        plan.say(_ACTOR + "kl_loss_coef", "exact", target, "")
+        plan.default(_ACTOR + "kl_loss_coef", target, f"verl: {coef:g}")
+        if kl is not None:
+            plan.say(
+                _ACTOR + "kl_loss_type",
+                "exact",
+                "algorithm.objective.kl",
+                f"{kl}; verl cuts its gradient where π_ref / π > 13.7, polopt does not"
+                if kl == "k3"
+                else kl,
+            )
+    else:
+        off = "use_kl_loss is off: no divergence in the loss"
+        plan.say(_ACTOR + "use_kl_loss", "exact", target, "0, no reference model for the loss")
+        plan.say(_ACTOR + "kl_loss_coef", "no effect", "", off)
+        plan.say(_ACTOR + "kl_loss_type", "no effect", "", off)
+    _reward_kl(plan, in_loss=in_loss, in_reward=in_reward, kl=kl)
+    if in_reward and not in_loss:
+        coef = plan.number("algorithm.kl_ctrl.kl_coef")
+        return {"kl_coef": coef, "kl": kl or "k3", "kl_in": "reward", "kl_reweighted": False}
+    if in_loss:
+        plan.defaults.append(
+            (
+                "(no such key)",
+                "algorithm.objective.kl_reweighted",
+                "false: verl does not multiply the divergence by the ratio, "
+                "TRL does (use_bias_correction_kl)",
+            )
+        )
+    return {"kl_coef": coef, "kl": kl or "k3", "kl_in": "loss", "kl_reweighted": False}
+
+
+def _reward_kl(plan: Plan, *, in_loss: bool, in_reward: bool, kl: str | None) -> None:
+    names = (
+        "kl_penalty",
+        "kl_ctrl.kl_coef",
+        "kl_ctrl.type",
+        "kl_ctrl.horizon",
+        "kl_ctrl.target_kl",
+    )
+    if not in_reward:
+        plan.say("algorithm.use_kl_in_reward", "no effect", "", "off, as in the recipe")
+        for name in names:
+            plan.say(f"algorithm.{name}", "no effect", "", "only read with use_kl_in_reward=True")
+        return
+    if in_loss:
+        plan.say(
+            "algorithm.use_kl_in_reward",
+            "refused",
+            "",
+            "use_kl_loss is on as well: polopt has the divergence in the loss or in the "
+            "reward; with --allow it stays in the loss",
+        )
+        for name in names:
+            plan.say(f"algorithm.{name}", "no effect", "", "see use_kl_in_reward")
+        return
+    plan.say(
+        "algorithm.use_kl_in_reward",
+        "ours",
+        "algorithm.objective.kl_in",
+        "reward: subtracted from the reward before advantages, which TRL cannot",
+    )
+    if kl is not None:
+        plan.say("algorithm.kl_penalty", "exact", "algorithm.objective.kl", kl)
+    plan.say("algorithm.kl_ctrl.kl_coef", "exact", "algorithm.objective.kl_coef", "")
+    if plan.text("algorithm.kl_ctrl.type") == "adaptive":
+        plan.say(
+            "algorithm.kl_ctrl.type",
+            "refused",
+            "",
+            "the adaptive coefficient is not imported; with --allow it stays constant",
+        )
+    else:
+        plan.say("algorithm.kl_ctrl.type", "exact", "algorithm.objective.kl_coef", "constant")
+    for name in ("kl_ctrl.horizon", "kl_ctrl.target_kl"):
+        plan.say(f"algorithm.{name}", "no effect", "", "only read by the adaptive coefficient")
+
+
+def _entropy(plan: Plan, objective: dict[str, Any]) -> None:
+    name = _ACTOR + "entropy_coeff"
+    objective["entropy_coef"] = coef = plan.number(name)
+    plan.say(
+        name,
+        "exact",
+        "algorithm.objective.entropy_coef",
+        "0: no entropy bonus" if coef == 0 else "",
+    )
+
+
+def _corrections(plan: Plan) -> list[dict[str, Any]]:
+    weight, reject = plan.value(_CORRECTION + "rollout_is"), plan.value(_CORRECTION + "rollout_rs")
+    target = "algorithm.corrections"
+    found: list[dict[str, Any]] = []
+    threshold = plan.value(_CORRECTION + "rollout_is_threshold")
+    if weight in ("token", "sequence"):
+        bounds = _bounds(threshold)
+        if bounds is None:
+            raise plan.fail(_CORRECTION + "rollout_is_threshold", "a number or low_high")
+        low, high = bounds
+        kind = {"use": "Reweight" if low is None else "Reject", "level": weight, "high": high}
+        found.append(kind if low is None else {**kind, "low": low})
+        plan.say(_CORRECTION + "rollout_is", "ours", target, f"{kind['use']} per {weight}")
+        plan.say(_CORRECTION + "rollout_is_threshold", "exact", f"{target}.high", "")
+        plan.default(_CORRECTION + "rollout_is_threshold", f"{target}.high", f"verl: {threshold}")
+    elif weight is None:
+        plan.say(_CORRECTION + "rollout_is", "exact", target, "none")
+        plan.say(_CORRECTION + "rollout_is_threshold", "no effect", "", "rollout_is is off")
+        plan.default(
+            _CORRECTION + "rollout_is",
+            target,
+            "none: verl has no importance correction by default, TRL has one",
+        )
+    else:
+        plan.say(
+            _CORRECTION + "rollout_is",
+            "refused",
+            "",
+            f"polopt has no level {weight!r}; with --allow no correction",
+        )
+    levels = {"token_k1": "token", "seq_sum_k1": "sequence", "seq_mean_k1": "geometric"}
+    if reject is None:
+        plan.say(_CORRECTION + "rollout_rs", "exact", target, "none")
+        plan.say(_CORRECTION + "rollout_rs_threshold", "no effect", "", "rollout_rs is off")
+    else:
+        bounds = _bounds(plan.value(_CORRECTION + "rollout_rs_threshold"))
+        if reject in levels and bounds and bounds[0]:
+            low, high = 1 / bounds[1], 1 / bounds[0]
+            found.append(
+                {"use": "Reject", "level": levels[reject], "low": low, "high": high, "weigh": False}
+            )
+            how = f"verl bounds 1/ratio: kept in [{low:g}, {high:g}]"
+            plan.say(_CORRECTION + "rollout_rs", "ours", target, f"Reject, {how}")
+            plan.say(_CORRECTION + "rollout_rs_threshold", "converted", target, how)
+        else:
+            plan.say(
+                _CORRECTION + "rollout_rs",
+                "refused",
+                "",
+                f"polopt does not import the rejection {reject!r} with threshold "
+                f"{plan.value(_CORRECTION + 'rollout_rs_threshold')!r}; with --allow none",
+            )
+            plan.say(_CORRECTION + "rollout_rs_threshold", "no effect", "", "see rollout_rs")
+    return found
+
+
+def _bounds(value: Any) -> tuple[float | None, float] | None:  # noqa: ANN401
+    """`2.0`, or `0.5_5.0` as Hydra and verl read it."""
+    try:
+        parts = [float(p) for p in str(value).split("_")]
+    except ValueError:
+        return None
+    if len(parts) == 1 and parts[0] > 0:
+        return None, parts[0]
+    return (parts[0], parts[1]) if len(parts) == 2 and 0 <= parts[0] < parts[1] else None
+
+
+def _advantage(plan: Plan, base: str) -> dict[str, Any]:
+    name = "algorithm.norm_adv_by_std_in_grpo"
+    scale = plan.flag(name)
+    if base == "grpo":
+        plan.say(name, "converted", "algorithm.advantage.scale", "group" if scale else "none")
+        return {"scale": "group" if scale else "none"}
+    if base == "pass_at_k":
+        plan.say(name, "converted", "algorithm.advantage.scale", str(scale).lower())
+        return {"scale": scale}
+    plan.say(name, "no effect", "", f"{base} does not read it")
+    return {}
+
+
+def _sampling(plan: Plan) -> dict[str, Any]:
+    prefix, target = "algorithm.filter_groups.", "algorithm.sampling"
+    section: dict[str, Any] = {"use": "Sampling", "refill": None}
+    if not plan.flag(prefix + "enable"):
+        plan.say(prefix + "enable", "no effect", "", "off, as in the recipe")
+        for name in ("metric", "max_num_gen_batches", "max_inflight_gen_batches"):
+            plan.say(prefix + name, "no effect", "", "only read with filter_groups.enable=True")
+        generated = plan.value("data.gen_batch_size", None)
+        if generated is not None:
+            plan.say(
+                "data.gen_batch_size",
+                "no effect",
+                "",
+                "without filter_groups it must equal train_batch_size",
+            )
+        return section
+    metric = plan.text(prefix + "metric")
+    section["refill"] = "correct" if metric == "acc" else "reward"
+    plan.say(
+        prefix + "enable",
+        "ours",
+        target,
+        "groups without signal are replaced until the batch is full; TRL has no such thing",
+    )
+    plan.say(
+        prefix + "metric",
+        "ours"
+        if metric in ("acc", "reward", "score", "seq_reward", "seq_final_reward")
+        else "approximate",
+        f"{target}.refill",
+        f"{metric} -> {section['refill']}",
+    )
+    rounds = plan.integer(prefix + "max_num_gen_batches", low=-1)
+    if rounds > 0:
+        section["max_rounds"] = rounds
+    plan.say(
+        prefix + "max_num_gen_batches",
+        "inert",
+        f"{target}.max_rounds",
+        "verl 0.9.1 ignores it; polopt bounds the rounds by it"
+        if rounds > 0
+        else "verl 0.9.1 ignores it; polopt's own bound of 8 rounds stands",
+    )
+    plan.say(prefix + "max_inflight_gen_batches", "inert", "", "scheduling of verl's trainer")
+    plan.say(
+        "data.gen_batch_size",
+        "approximate",
+        target,
+        "polopt asks for as many further prompts as are missing, not for a fixed number",
+    )
+    return section

@@ -1,0 +1,391 @@
+"""Model, data and placement: the sections task and model, and accelerate's file."""
+
+from typing import Any
+
+from polopt.launch.verl.batch import Batch
+from polopt.launch.verl.plan import Plan
+
+__all__ = ["convert_data", "convert_model", "convert_placement"]
+
+_ACTOR = "actor_rollout_ref.actor."
+_MODEL = "actor_rollout_ref.model."
+_FSDP = _ACTOR + "fsdp_config."
+_OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg."
+
+
+def convert_model(plan: Plan) -> None:
+    """Write the section `model` and the fields that load it."""
+    trainer = plan.trainer
+    path = plan.text(_MODEL + "path")
+    plan.sections["model"] = {"use": "pretrained", "path": path}
+    plan.say(_MODEL + "path", "exact", "model.path", "")
+    plan.default(_MODEL + "path", "model.path", f"verl: {path}")
+    trusted = plan.flag(_MODEL + "trust_remote_code") or plan.flag("data.trust_remote_code")
+    if trusted:
+        trainer["trust_remote_code"] = True
+    for name in (_MODEL + "trust_remote_code", "data.trust_remote_code"):
+        plan.say(name, "exact", "trainer.trust_remote_code", "")
+    _dropout(plan)
+    rank = max(plan.integer(_MODEL + "lora_rank"), plan.integer(_MODEL + "lora.rank", default=0))
+    for name in (
+        "lora_rank",
+        "lora.rank",
+        "lora_alpha",
+        "lora.alpha",
+        "target_modules",
+        "exclude_modules",
+    ):
+        if rank:
+            plan.say(
+                _MODEL + name,
+                "refused" if name.endswith("rank") else "unsupported",
+                "",
+                "adapters are not imported; with --allow the whole model is trained: more "
+                "memory, and the learning rate of an adapter is too large for it",
+            )
+        else:
+            plan.say(_MODEL + name, "no effect", "", "lora_rank is 0: the whole model is trained")
+    checkpointing = plan.flag(_MODEL + "enable_gradient_checkpointing")
+    sharded = plan.accelerate.get("distributed_type") == "FSDP"
+    trainer["activation_checkpointing"] = checkpointing and not sharded
+    if sharded:
+        plan.accelerate["fsdp_config"]["fsdp_activation_checkpointing"] = checkpointing
+    target = (
+        "accelerate.fsdp_config.fsdp_activation_checkpointing"
+        if sharded
+        else "trainer.activation_checkpointing"
+    )
+    plan.say(
+        _MODEL + "enable_gradient_checkpointing",
+        "exact",
+        target,
+        "under FSDP transformers prefers accelerate's switch" if sharded else "",
+    )
+    plan.default(_MODEL + "enable_gradient_checkpointing", target, "verl: on")
+
+
+def _dropout(plan: Plan) -> None:
+    names = [
+        _MODEL + f"override_config.{n}" for n in ("attention_dropout", "embd_pdrop", "resid_pdrop")
+    ]
+    found = [n for n in names if plan.is_set(n)]
+    if not found:
+        return
+    off = all(plan.number(n) == 0 for n in found)
+    if off:
+        plan.trainer["disable_dropout"] = True
+    for name in found:
+        plan.say(
+            name,
+            "exact" if off else "refused",
+            "trainer.disable_dropout",
+            "0: dropout off" if off else "a dropout other than 0 is not imported",
+        )
+
+
+def convert_data(plan: Plan) -> None:
+    """Write the section `task`: verl's parquet rows and the reward."""
+    task: dict[str, Any] = {"use": "polopt.launch.verl.task:rows"}
+    task["train_files"] = plan.texts("data.train_files")
+    task["eval_files"] = plan.texts("data.val_files")
+    how = "read by polopt: prompt, data_source, reward_model.ground_truth, extra_info"
+    plan.say("data.train_files", "ours", "task.train_files", how)
+    plan.say("data.val_files", "ours", "task.eval_files", "one set; verl reports per data_source")
+    if not task["eval_files"]:
+        plan.traps.append("data.val_files is empty: the task keeps the last rows for evaluation")
+    task["prompt_key"] = plan.text("data.prompt_key")
+    plan.say("data.prompt_key", "ours", "task.prompt_key", "")
+    task["max_prompt_length"] = plan.integer("data.max_prompt_length", low=1)
+    task["tokenizer"] = plan.text(_MODEL + "path")
+    overlong, cut = plan.flag("data.filter_overlong_prompts"), plan.text("data.truncation")
+    plan.say(
+        "data.filter_overlong_prompts",
+        "ours",
+        "task.max_prompt_length",
+        "longer prompts are dropped and counted"
+        if overlong
+        else "off in verl; the task drops longer prompts",
+    )
+    if cut == "error":
+        plan.say(
+            "data.truncation",
+            "ours" if overlong else "approximate",
+            "task",
+            "never fires: longer prompts are dropped first"
+            if overlong
+            else "verl stops at the first long prompt, the task drops it",
+        )
+    else:
+        plan.say(
+            "data.truncation",
+            "no effect" if overlong else "approximate",
+            "task",
+            "longer prompts are dropped first"
+            if overlong
+            else f"verl cuts long prompts ({cut}), the task drops them: fewer rows",
+        )
+    plan.trainer["shuffle_dataset"] = plan.flag("data.shuffle")
+    plan.say("data.shuffle", "exact", "trainer.shuffle_dataset", "other samplers, other orders")
+    plan.default("data.shuffle", "trainer.shuffle_dataset", "verl: on")
+    seed = plan.value("data.seed")
+    plan.sections["seed"] = plan.integer("data.seed") if seed is not None else 0
+    if plan.sections["seed"] >= 2**32:
+        raise plan.fail("data.seed", "below 4294967296")
+    plan.say(
+        "data.seed",
+        "approximate" if seed is not None else "no effect",
+        "seed",
+        "not the same numbers in another framework" if seed is not None else "null",
+    )
+    limits = {"train_max_samples": "train_limit", "val_max_samples": "eval_limit"}
+    for name, argument in limits.items():
+        limit = plan.integer(f"data.{name}", low=-1)
+        if limit > 0:
+            task[argument] = limit
+        plan.say(
+            f"data.{name}",
+            "ours" if limit > 0 else "no effect",
+            f"task.{argument}" if limit > 0 else "",
+            "" if limit > 0 else "-1: all rows",
+        )
+    workers = plan.integer("data.dataloader_num_workers")
+    plan.trainer["dataloader_num_workers"] = 0
+    plan.say(
+        "data.dataloader_num_workers",
+        "approximate",
+        "trainer.dataloader_num_workers",
+        f"{workers} in verl; the rows are in memory here, no workers are needed",
+    )
+    template = plan.value("data.apply_chat_template_kwargs")
+    template = dict(template) if isinstance(template, dict) else {}
+    prefix = "data.apply_chat_template_kwargs."
+    for name in [n for n in plan.names() if n.startswith(prefix)]:
+        template[name[len(prefix) :]] = plan.value(name)
+        plan.say(name, "exact", "trainer.chat_template_kwargs", "")
+    plan.say(prefix.rstrip("."), "exact", "trainer.chat_template_kwargs", "")
+    if template:
+        plan.trainer["chat_template_kwargs"] = template
+    _reward(plan, task)
+    plan.sections["task"] = task
+
+
+def _reward(plan: Plan, task: dict[str, Any]) -> None:
+    path = plan.value("reward.custom_reward_function.path")
+    name = plan.text("reward.custom_reward_function.name")
+    if path is not None:
+        task["reward"] = {
+            "use": "polopt.launch.verl.task:from_file",
+            "path": str(path),
+            "name": name,
+        }
+        how = "called per sample as verl does; a dictionary gives its 'score'"
+        plan.say("reward.custom_reward_function.path", "ours", "task.reward", how)
+        plan.say("reward.custom_reward_function.name", "ours", "task.reward", "")
+    else:
+        plan.say("reward.custom_reward_function.path", "no effect", "", "null: by data_source")
+        plan.say("reward.custom_reward_function.name", "no effect", "", "no path is set")
+    manager = plan.text("reward.reward_manager.name") or "naive"
+    if manager in ("naive", "prime", "batch", "dapo"):
+        plan.say("reward.reward_manager.name", "ours", "task.reward", f"{manager}: one score each")
+    else:
+        plan.say(
+            "reward.reward_manager.name",
+            "refused",
+            "",
+            f"the reward manager {manager!r} is not known; with --allow scores by data_source",
+        )
+    model = plan.flag("reward.reward_model.enable")
+    plan.say(
+        "reward.reward_model.enable",
+        "refused" if model else "no effect",
+        "",
+        "a reward model is not imported: serve it and call it from a reward function"
+        if model
+        else "off",
+    )
+    plan.say(
+        "reward.reward_model.model_path",
+        "refused" if model else "no effect",
+        "",
+        "see reward_model.enable" if model else "no reward model",
+    )
+    enabled = plan.flag(_OVERLONG + "enable", default=False)
+    for key in ("enable", "len", "penalty_factor", "log"):
+        if not enabled:
+            plan.say(_OVERLONG + key, "no effect", "", "overlong_buffer_cfg.enable is off")
+    if not enabled:
+        plan.say("reward.reward_kwargs.max_resp_len", "no effect", "", "no overlong buffer")
+        return
+    longest = plan.integer(
+        "reward.reward_kwargs.max_resp_len", low=1, default=plan.integer("data.max_response_length")
+    )
+    width = plan.integer(_OVERLONG + "len", low=1, default=0)
+    if width > longest:
+        raise plan.fail(_OVERLONG + "len", f"at most max_resp_len = {longest}")
+    factor = plan.number(_OVERLONG + "penalty_factor", default=1.0)
+    task["overlong"] = {"limit": longest, "cache": width}
+    plan.trainer["reward_weights"] = [1.0, factor]
+    plan.say(_OVERLONG + "enable", "ours", "task.overlong", "a second reward, from 0 to -1")
+    plan.say(_OVERLONG + "len", "exact", "task.overlong.cache", "")
+    plan.say(
+        _OVERLONG + "penalty_factor", "converted", "trainer.reward_weights", f"[1, {factor:g}]"
+    )
+    plan.say(_OVERLONG + "log", "inert", "", "every reward is logged by itself")
+    plan.say("reward.reward_kwargs.max_resp_len", "exact", "task.overlong.limit", "")
+
+
+def convert_placement(plan: Plan, batch: Batch) -> None:
+    """Write accelerate's file: FSDP2 over all processes, or one process."""
+    machines = plan.integer("trainer.nnodes", low=1)
+    file: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "FSDP" if batch.world > 1 else "NO",
+        "mixed_precision": "bf16",
+        "num_machines": machines,
+        "num_processes": batch.world,
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "rdzv_backend": "static",
+        "same_network": True,
+        "use_cpu": False,
+    }
+    plan.accelerate.update(file)
+    plan.sections["launch"] = {"processes": batch.world}
+    plan.trainer["bf16"] = True
+    if batch.world > 1:
+        plan.accelerate["fsdp_config"] = {
+            "fsdp_version": 2,
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_reshard_after_forward": plan.flag(_FSDP + "reshard_after_forward"),
+            "fsdp_offload_params": plan.flag(_FSDP + "offload_policy"),
+            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+            "fsdp_cpu_ram_efficient_loading": True,
+        }
+        plan.trainer["accelerator_config"] = {
+            "gradient_accumulation_kwargs": {"sync_each_batch": True}
+        }
+        plan.defaults.append(
+            (
+                "(no such key)",
+                "trainer.accelerator_config",
+                "sync_each_batch: without it FSDP2 keeps whole gradients while it accumulates",
+            )
+        )
+    sharded = "accelerate.fsdp_config" if batch.world > 1 else ""
+    plan.say(_FSDP + "reshard_after_forward", "exact", sharded, "")
+    plan.say(_FSDP + "offload_policy", "exact", sharded, "fsdp_offload_params")
+    _offload(plan, sharded)
+    _shards(plan, batch)
+    _precision(plan)
+    strategy = plan.text(_ACTOR + "strategy") or "fsdp"
+    engine = plan.text("model_engine", default="dp") or "dp"
+    for name, value, fine in (
+        (_ACTOR + "strategy", strategy, ("fsdp", "fsdp2")),
+        ("model_engine", engine, ("dp", "fsdp", "fsdp2")),
+    ):
+        if value in fine:
+            plan.say(name, "converted", sharded, "FSDP2" if batch.world > 1 else "one process")
+        else:
+            plan.say(
+                name,
+                "refused",
+                "",
+                f"the engine {value} has no counterpart; with --allow FSDP2 over "
+                f"{batch.world} processes, its parallel sizes dropped",
+            )
+    plan.say("actor_rollout_ref.ref.strategy", "no effect", "", "follows the actor")
+
+
+def _offload(plan: Plan, sharded: str) -> None:
+    for name, what in (("param_offload", "parameters"), ("optimizer_offload", "optimizer states")):
+        on = plan.flag(_FSDP + name)
+        plan.say(
+            _FSDP + name,
+            "approximate" if on else "no effect",
+            f"{sharded}.fsdp_offload_params" if sharded and on else "",
+            f"verl moves {what} to the host between phases; accelerate only streams every "
+            "layer and runs Adam on the CPU, which is far slower: left off, vLLM sleeps "
+            "during updates. Memory: they stay on the GPU while vLLM generates"
+            if on
+            else "off",
+        )
+    name = "actor_rollout_ref.ref.fsdp_config.param_offload"
+    if plan.flag(_ACTOR + "use_kl_loss") or plan.flag("algorithm.use_kl_in_reward"):
+        plan.say(
+            name,
+            "inert",
+            "",
+            "verl 0.9.1 always offloads the reference; TRL gathers it whole on every GPU "
+            "while it runs (2 bytes per parameter): for a large model set kl_coef 0 or use "
+            "DeepSpeed ZeRO-3",
+        )
+    else:
+        plan.say(name, "no effect", "", "no reference model is loaded")
+
+
+def _shards(plan: Plan, batch: Batch) -> None:
+    size = plan.integer(_FSDP + "fsdp_size", low=-1)
+    if size in (-1, 0) or size == batch.world:
+        plan.say(_FSDP + "fsdp_size", "exact", "accelerate.fsdp_config", "sharded over all")
+        return
+    if size > batch.world or batch.world % size:
+        item = plan.override(_FSDP + "fsdp_size")
+        where = f"line {item.line}: " if item else ""
+        plan.refusals.append(f"{where}fsdp_size {size} does not divide {batch.world} processes")
+        return
+    plan.accelerate["parallelism_config"] = {
+        "parallelism_config_dp_replicate_size": batch.world // size,
+        "parallelism_config_dp_shard_size": size,
+    }
+    plan.say(
+        _FSDP + "fsdp_size",
+        "converted",
+        "accelerate.parallelism_config",
+        f"shards of {size}, {batch.world} / {size} = {batch.world // size} replicas",
+    )
+
+
+def _precision(plan: Plan) -> None:
+    prefix = _FSDP + "mixed_precision."
+    for name in ("param_dtype", "reduce_dtype", "buffer_dtype"):
+        key = prefix + name
+        if not plan.is_set(key):
+            continue
+        value = plan.text(key)
+        if name == "buffer_dtype":
+            plan.say(key, "no effect", "", "FSDP2 leaves buffers in their own dtype, fp32")
+        elif value in ("bf16", "bfloat16"):
+            plan.say(key, "exact", "trainer.bf16, accelerate.mixed_precision", "")
+        elif name == "reduce_dtype":
+            plan.say(
+                key,
+                "unsupported",
+                "",
+                f"accelerate reduces in the dtype of mixed_precision, bf16: more rounding "
+                f"than in {value}",
+            )
+        elif value in ("fp32", "float32"):
+            plan.trainer["bf16"], plan.accelerate["mixed_precision"] = False, "no"
+            plan.say(key, "exact", "trainer.bf16, accelerate.mixed_precision", "no mixed precision")
+        else:
+            plan.say(key, "unsupported", "", f"{value} is not imported, bf16 is used")
+    dtype = plan.text(_FSDP + "model_dtype") or "fp32"
+    if dtype in ("bf16", "bfloat16"):
+        plan.trainer["bf16"], plan.accelerate["mixed_precision"] = False, "no"
+        plan.say(
+            _FSDP + "model_dtype",
+            "approximate",
+            "accelerate.mixed_precision",
+            "no mixed precision: weights and Adam have the dtype of the checkpoint, bf16 "
+            "if that is bf16",
+        )
+    else:
+        plan.say(
+            _FSDP + "model_dtype",
+            "exact",
+            "accelerate.mixed_precision",
+            "fp32 master weights, bf16 computation",
+        )
+    seconds = plan.integer("actor_rollout_ref.nccl_timeout", low=1)
+    plan.trainer["ddp_timeout"] = seconds
+    plan.say("actor_rollout_ref.nccl_timeout", "exact", "trainer.ddp_timeout", "seconds")
