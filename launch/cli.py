@@ -5,15 +5,12 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from polopt import __version__
+from polopt.launch.result import SPAWNED, Result
+from polopt.launch.verl.command import EPILOG, add_arguments
 
-__all__ = ["SPAWNED", "Result", "main"]
-
-SPAWNED = "POLOPT_SPAWNED"
-"""Set in the ranks that `polopt train` starts itself."""
+__all__ = ["main"]
 
 _EXAMPLES = """\
 examples:
@@ -27,21 +24,6 @@ examples:
 
 exit status: 0 fine, 1 the run failed, 2 wrong input, 130 after Ctrl-C, 143 after SIGTERM
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """What a command answers.
-
-    Attributes:
-        content: The object that `--json` prints.
-        text: What is printed otherwise.
-        code: The exit status.
-    """
-
-    content: dict[str, Any]
-    text: str
-    code: int = 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -100,6 +82,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME [key=value ...]",
         help="a recipe (name or file) or an algorithm, and settings to change in it",
     )
+    add_arguments(
+        command(
+            "import-verl",
+            "turn a launch script of verl into a recipe, without running it",
+            EPILOG,
+        )
+    )
     return parser
 
 
@@ -107,7 +96,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse; settings may also stand behind options, which argparse leaves over."""
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
-    odd = [word for word in rest if word.startswith("-") or args.command == "list"]
+    odd = [word for word in rest if word.startswith("-") or args.command in ("list", "import-verl")]
     if odd:
         parser.error(f"unrecognized arguments: {' '.join(odd)}")
     if rest:
@@ -156,9 +145,17 @@ def _command(name: str) -> Callable[..., Result]:
         from polopt.launch.train import train
 
         return train
+    if name == "import-verl":
+        return _import_verl
     from polopt.launch.show import list_all, show
 
     return show if name == "show" else list_all
+
+
+def _import_verl(args: argparse.Namespace, signals: object) -> Result:
+    from polopt.launch.verl.command import import_verl
+
+    return Result(**import_verl(args.script, args.set, args.out, allow=args.allow))
 
 
 def _print(as_json: bool, result: Result) -> None:

@@ -17,6 +17,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import GenericAlias
 from typing import Any, get_args, get_type_hints
 
 import pydantic
@@ -315,6 +316,7 @@ def complete(tree: object, namespace: Mapping[str, Callable[..., Any]], path: st
     return result
 
 
+_ANY_TYPE = pydantic.ConfigDict(arbitrary_types_allowed=True)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -336,7 +338,8 @@ def _check(value: Any, annotation: Any, path: str) -> Any:  # noqa: ANN401
     try:
         # The tuple is there because pydantic takes no config for a bare dataclass.
         adapter = pydantic.TypeAdapter(
-            tuple[annotation], config=pydantic.ConfigDict(arbitrary_types_allowed=True)
+            GenericAlias(tuple, (annotation,)),
+            config=pydantic.ConfigDict(arbitrary_types_allowed=True),
         )
     except (pydantic.PydanticUserError, pydantic.PydanticUndefinedAnnotation, TypeError):
         return value  # a type that pydantic cannot check: the call itself will

@@ -1,4 +1,4 @@
-"""Run folders: what a run leaves behind, and how it is read.
+"""Run folders: what a run leaves behind. `polopt.launch.record` reads them.
 
     runs/cartpole-ppo-20260131-120000/
       config.yaml         the resolved recipe; `polopt train` takes it
@@ -18,20 +18,19 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polopt.launch.environment import describe, versions
-from polopt.launch.files import check_format, decode, encode, read_json, write_json, write_text
-from polopt.launch.recipe import FORMAT, dump, load
+from polopt.launch.files import decode, encode, read_json, write_json, write_text
+from polopt.launch.recipe import FORMAT, dump
 from polopt.launch.signals import Signals
 from polopt.launch.tensorboard import EventWriter
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Record", "Run", "cpu_seconds", "new_folder", "read_metrics", "read_run"]
+__all__ = ["Run", "cpu_seconds", "new_folder"]
 
 _OWN = ("format", "step", "time", "cpu", "resumed_from")
 
@@ -300,72 +299,3 @@ def _clock(seconds: float) -> str:
 def _config(tree: Mapping[str, Any]) -> str:
     found = ", ".join(f"{n} {v}" for n, v in versions().items())
     return f"# Resolved recipe of this run, made with {found}.\n" + dump({"format": FORMAT, **tree})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Record:
-    """What a run folder holds.
-
-    Attributes:
-        path: The folder.
-        config: The resolved recipe.
-        environment: Versions, machine and command line of each start, oldest first.
-        metrics: The lines of metrics.jsonl: step, time, cpu, and metrics by name.
-        summary: How it ended; None while it runs, or after a kill.
-        checkpoints: Steps that can be resumed from, oldest first.
-    """
-
-    path: Path
-    config: dict[str, Any]
-    environment: list[dict[str, Any]]
-    metrics: list[dict[str, Any]]
-    summary: dict[str, Any] | None
-    checkpoints: list[int]
-
-
-def read_run(path: Path) -> Record:
-    """Read a run folder, also one that still runs or was killed.
-
-    Raises:
-        ValueError: If it is not a run folder, a file is damaged, or a newer polopt wrote it.
-    """
-    if not (path / "config.yaml").is_file():
-        raise ValueError(f"{path} is not a run folder: it has no config.yaml")
-    summary = path / "summary.json"
-    names = [p.name for p in (path / "checkpoints").glob("step-*")]
-    numbers = {n.removeprefix("step-").removesuffix(".old") for n in names}
-    return Record(
-        path=path,
-        config=load(path / "config.yaml"),
-        environment=read_json(path / "environment.json")["sessions"],
-        metrics=read_metrics(path / "metrics.jsonl"),
-        summary=read_json(summary) if summary.exists() else None,
-        checkpoints=sorted(int(n) for n in numbers if n.isdecimal()),
-    )
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read metrics.jsonl; empty if it is not there yet.
-
-    A last line that a kill cut off is left out, and so are lines that a resumed run superseded.
-
-    Raises:
-        ValueError: If another line is damaged, or was written by a newer polopt.
-    """
-    if not path.exists():
-        return []
-    *lines, rest = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    del rest  # empty, or cut off
-    result: list[dict[str, Any]] = []
-    for number, text in enumerate(lines, 1):
-        try:
-            line = decode(text)
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number} is damaged: {error}") from error
-        check_format(line, path)
-        if "resumed_from" in line:
-            result = [r for r in result if r["step"] <= line["resumed_from"]]
-        else:
-            del line["format"]
-            result.append(line)
-    return result

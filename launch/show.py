@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from polopt.launch.cli import Result
 from polopt.launch.job import algorithm_names, prepare
 from polopt.launch.recipe import RecipeError, call, load, nearest, override
+from polopt.launch.result import Result
 from polopt.launch.signals import Signals
 from polopt.launch.train import find_recipe, flatten, recipe_names
 

@@ -13,11 +13,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from polopt.launch.cli import SPAWNED, Result
 from polopt.launch.files import read_json, write_json
 from polopt.launch.job import Job, prepare, processes
 from polopt.launch.recipe import RecipeError, dump, load, nearest, override
-from polopt.launch.run import Run, cpu_seconds, new_folder, read_run
+from polopt.launch.record import read_run
+from polopt.launch.result import SPAWNED, Result
+from polopt.launch.run import Run, cpu_seconds, new_folder
 from polopt.launch.signals import Signals, Terminated
 
 __all__ = ["find_recipe", "flatten", "recipe_names", "train"]
@@ -244,9 +245,11 @@ def _shared(root: Path, name: str, main: bool) -> Path:
             f"this launcher gives the ranks no common store: set {_FOLDER} to a new folder, "
             "the same on every rank"
         )
-    from torch.distributed import TCPStore
+    import torch.distributed as dist
 
-    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
+    )
     key = f"polopt/run/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     if main:
         store.set(key, str(_make(root, name)))

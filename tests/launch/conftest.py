@@ -1,9 +1,12 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from polopt.launch.run import Run, new_folder
 
 HERE = Path(__file__).parent
 
@@ -42,3 +45,51 @@ def start(here):
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def only_run(here):
+    """The folder of the one run there is."""
+
+    def find():
+        (path,) = (here / "runs").iterdir()
+        return path
+
+    return find
+
+
+@pytest.fixture
+def wait_for_lines(here):
+    """Wait until a run in another process has logged so many lines."""
+
+    def wait(count):
+        end = time.monotonic() + 120
+        while sum(p.read_text().count("\n") for p in here.glob("runs/*/metrics.jsonl")) < count:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+    return wait
+
+
+@pytest.fixture
+def tree():
+    """A resolved recipe."""
+    return {"name": "fake", "task": {"use": "fake:task", "lr": 1e-4}, "seed": 3}
+
+
+@pytest.fixture
+def run(tmp_path, tree):
+    """A run that has just begun."""
+    return Run(new_folder(tmp_path, "fake"), tree)
+
+
+@pytest.fixture
+def again():
+    """Open a run to go on with it, as after a kill: nothing was finished."""
+
+    def reopen(run):
+        run._lock.close()
+        run._metrics.close()
+        return Run(run.path)
+
+    return reopen

@@ -5,36 +5,19 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 import polopt
 from polopt.launch.cli import main
-from polopt.launch.run import read_run
+from polopt.launch.record import read_run
 from polopt.launch.train import recipe_names
 
 HERE = Path(__file__).parent
 needs_safetensors = pytest.mark.skipif(
     not any((Path(p) / "safetensors").is_dir() for p in sys.path), reason="no safetensors"
 )
-
-
-def only_run(folder):
-    (path,) = (folder / "runs").iterdir()
-    return path
-
-
-def wait_for(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def metrics_of(folder):
-    return [p for p in folder.glob("runs/*/metrics.jsonl") if p.stat().st_size]
 
 
 # --- wrong input ---
@@ -235,14 +218,14 @@ def test_a_closed_pipe_is_no_traceback(here):
 
 
 @needs_safetensors
-def test_a_run_from_end_to_end(here, start):
+def test_a_run_from_end_to_end(here, start, only_run):
     process = start("train", "fake.yaml", "seed=5", "--json", "task.level=hard", "project=lab")
     out, err = process.communicate(timeout=100)
     assert process.returncode == 0
     summary = json.loads(out)
     assert "chatter of a library" in err
     assert "chatter of a child" in err
-    path = only_run(here)
+    path = only_run()
     assert re.fullmatch(r"fake-\d{8}-\d{6}", path.name)
     assert summary["status"] == "completed"
     assert summary["final_reward"] == 21.0
@@ -256,44 +239,44 @@ def test_a_run_from_end_to_end(here, start):
 
 
 @needs_safetensors
-def test_the_config_of_a_run_is_a_recipe(here, capfd):
+def test_the_config_of_a_run_is_a_recipe(here, capfd, only_run):
     assert main(["train", "fake.yaml", "seed=5"]) == 0
-    first = only_run(here)
+    first = only_run()
     assert main(["train", str(first / "config.yaml"), "--dry-run", "--json"]) == 0
     plan = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert plan["recipe"] == read_run(first).config
 
 
-def test_a_failed_run_ends_its_summary(here, start):
+def test_a_failed_run_ends_its_summary(here, start, only_run):
     process = start("train", "fake.yaml", "task.fault=raise", "--json")
     out, err = process.communicate(timeout=100)
     assert process.returncode == 1
     assert json.loads(out)["error"] == "RuntimeError: the fault that was asked for"
     assert "Traceback" in err  # of the job: its author needs it
-    assert read_run(only_run(here)).summary["status"] == "failed"
+    assert read_run(only_run()).summary["status"] == "failed"
 
 
 @needs_safetensors
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGHUP", 129)])
-def test_a_signal_saves_and_ends(here, start, name, code):
+def test_a_signal_saves_and_ends(here, start, name, code, only_run, wait_for_lines):
     line = "fake.yaml collector.total_frames=100000 collector.sleep=0.02 collector.save_every=99999"
     process = start("train", *line.split(), "--json")
-    wait_for(lambda: metrics_of(here))
+    wait_for_lines(1)
     process.send_signal(getattr(signal, name))
     out, err = process.communicate(timeout=60)
     assert process.returncode == code
     assert "Traceback" not in err
     summary = json.loads(out)
     assert (summary["status"], summary["signal"]) == ("stopped", name)
-    record = read_run(only_run(here))
+    record = read_run(only_run())
     assert record.summary["status"] == "stopped"
     assert record.checkpoints == [record.metrics[-1]["step"]]
 
 
 @needs_safetensors
-def test_a_second_signal_ends_at_once(here, start):
+def test_a_second_signal_ends_at_once(here, start, wait_for_lines):
     process = start("train", "fake.yaml", "task.fault=hang", "--json")
-    wait_for(lambda: metrics_of(here) and metrics_of(here)[0].read_text().count("\n") == 5)
+    wait_for_lines(5)
     process.send_signal(signal.SIGTERM)
     assert any("ending after this update" in line for line in process.stderr)
     process.send_signal(signal.SIGTERM)
@@ -303,10 +286,10 @@ def test_a_second_signal_ends_at_once(here, start):
 
 
 @needs_safetensors
-def test_a_killed_run_resumes(here, start, capfd):
+def test_a_killed_run_resumes(here, start, capfd, only_run):
     words = ["fake.yaml", "task.fault=SIGKILL"]
     assert start("train", *words).wait(timeout=60) == -signal.SIGKILL
-    path = only_run(here)
+    path = only_run()
     record = read_run(path)
     assert record.summary is None
     assert record.checkpoints == [2, 4]
@@ -323,9 +306,9 @@ def test_a_killed_run_resumes(here, start, capfd):
 
 
 @needs_safetensors
-def test_a_resumed_run_keeps_its_recipe(here, capfd):
+def test_a_resumed_run_keeps_its_recipe(here, capfd, only_run):
     assert main(["train", "fake.yaml"]) == 0
-    path = str(only_run(here))
+    path = str(only_run())
     capfd.readouterr()
     before = {p: p.stat().st_mtime_ns for p in here.rglob("*")}
     for words in (["seed=1"], ["fake.yaml", "task.scale=2"], ["task.level=hard"]):
@@ -334,7 +317,7 @@ def test_a_resumed_run_keeps_its_recipe(here, capfd):
         assert re.fullmatch(r"polopt: .* was started with .*start a new run for the rest\n", err)
     assert {p: p.stat().st_mtime_ns for p in here.rglob("*")} == before
     assert main(["train", "fake.yaml", "--resume", path, "collector.total_frames=7"]) == 0
-    assert read_run(only_run(here)).metrics[-1]["reward"] == 28.0
+    assert read_run(only_run()).metrics[-1]["reward"] == 28.0
 
 
 @needs_safetensors
@@ -344,86 +327,3 @@ def test_runs_of_one_second_get_folders_of_their_own(here, start):
         assert process.wait(timeout=100) == 0
     paths = sorted((here / "runs").iterdir())
     assert sorted(read_run(p).config["seed"] for p in paths) == [0, 1, 2]
-
-
-# --- several processes ---
-
-
-@needs_safetensors
-@pytest.mark.slow
-def test_two_processes_share_one_run(here, start):
-    process = start("train", "fake.yaml", "launch.processes=2", "--json")
-    out, err = process.communicate(timeout=200)
-    assert process.returncode == 0, err
-    summary = json.loads(out)
-    assert summary["ranks"] == 2
-    record = read_run(only_run(here))
-    assert len(record.metrics) == 6
-    assert record.summary["cpu_seconds"] == summary["cpu_seconds"] > 2 * record.metrics[-1]["cpu"]
-
-
-@needs_safetensors
-@pytest.mark.slow
-def test_two_processes_save_and_end_on_sigterm(here, start):
-    line = "fake.yaml collector.total_frames=100000 collector.sleep=0.02 collector.save_every=99999"
-    process = start("train", *line.split(), "launch.processes=2", "--json")
-    wait_for(lambda: metrics_of(here))
-    process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 143
-    assert json.loads(out)["status"] == "stopped"
-    record = read_run(only_run(here))
-    assert record.checkpoints == [record.metrics[-1]["step"]]
-
-
-@needs_safetensors
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", ["raise", "SIGKILL"])
-def test_a_rank_that_dies_fails_the_run(here, start, fault):
-    process = start("train", "fake.yaml", "launch.processes=2", f"task.fault={fault}", "--json")
-    out, _ = process.communicate(timeout=100)
-    assert process.returncode == 1
-    assert json.loads(out)["status"] == "failed"
-
-
-@needs_safetensors
-@pytest.mark.slow
-def test_under_a_launcher_it_runs_in_place(here):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    env = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
-
-    def launch(count, *words):
-        command = [*launcher, "--nproc-per-node", str(count), "-m", "polopt", "train", "fake.yaml"]
-        return subprocess.run(
-            [*command, *words], capture_output=True, text=True, env=env, cwd=here, timeout=200
-        )
-
-    done = launch(2, "launch.processes=2", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["ranks"] == 2
-    assert len(read_run(only_run(here)).metrics) == 6
-    done = launch(2)
-    assert done.returncode != 0
-    assert "'launch.processes' is 1, but the launcher started 2: add launch.processes=2" in (
-        done.stderr
-    )
-    assert only_run(here)
-
-
-def test_a_world_of_another_size_is_refused(here, capfd, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setenv("RANK", "1")
-    assert main(["train", "fake.yaml", "launch.processes=2"]) == 2
-    assert "polopt: rank 1: 'launch.processes' is 2, but the launcher started 4" in (
-        capfd.readouterr().err
-    )
-
-
-def test_a_launcher_without_a_store_needs_the_folder(here, capfd, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "0")
-    assert main(["train", "fake.yaml", "launch.processes=2"]) == 2
-    assert "set POLOPT_RUN to a new folder, the same on every rank" in capfd.readouterr().err
-    monkeypatch.setenv("POLOPT_RUN", str(here))
-    assert main(["train", "fake.yaml", "launch.processes=2"]) == 2
-    assert "is not empty; name a new folder" in capfd.readouterr().err

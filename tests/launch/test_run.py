@@ -1,36 +1,17 @@
-import itertools
 import json
 import math
 import multiprocessing
 import os
-import random
-import struct
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
 
-from polopt.launch import checkpoint, files, tensorboard
+from polopt.launch import files
 from polopt.launch.recipe import load
-from polopt.launch.run import Run, new_folder, read_metrics, read_run
-
-pytest.importorskip("safetensors")
-TREE = {"name": "fake", "task": {"use": "fake:task", "lr": 1e-4}, "seed": 3}
-
-
-@pytest.fixture
-def run(tmp_path):
-    return Run(new_folder(tmp_path, "fake"), TREE)
-
-
-def again(run):
-    """Open a run to go on with it, as after a kill: nothing was finished."""
-    run._lock.close()
-    run._metrics.close()
-    return Run(run.path)
-
+from polopt.launch.record import read_metrics, read_run
+from polopt.launch.run import Run, new_folder
 
 # --- folders ---
 
@@ -69,8 +50,8 @@ def test_one_process_writes(run):
         Run(run.path)
 
 
-def test_other_ranks_write_nothing(tmp_path):
-    other = Run(tmp_path, TREE, main=False)
+def test_other_ranks_write_nothing(tmp_path, tree):
+    other = Run(tmp_path, tree, main=False)
     other.log(1, {"a": 1.0})
     assert other.save(1, {"x": torch.ones(1)}, {}) == tmp_path / "checkpoints" / "step-1"
     other.progress(1, 2, "x")
@@ -129,7 +110,7 @@ def test_a_cut_off_line_is_tolerated_at_the_end_only(run):
         read_metrics(lines)
 
 
-def test_a_resumed_run_appends_whole_lines_and_supersedes(run):
+def test_a_resumed_run_appends_whole_lines_and_supersedes(run, again):
     for step in (1, 2, 3):
         run.log(step, {"a": float(step)})
         if step == 2:
@@ -147,7 +128,7 @@ def test_a_resumed_run_appends_whole_lines_and_supersedes(run):
     assert len(record.environment) == 2
 
 
-def test_resumed_without_a_checkpoint_it_starts_over(run):
+def test_resumed_without_a_checkpoint_it_starts_over(run, again):
     run.log(0, {"a": 0.0})
     resumed = again(run)
     assert resumed.latest() is None
@@ -158,8 +139,8 @@ def test_resumed_without_a_checkpoint_it_starts_over(run):
 # --- the other files ---
 
 
-def test_config_is_a_recipe(run):
-    assert load(run.path / "config.yaml") == TREE
+def test_config_is_a_recipe(run, tree):
+    assert load(run.path / "config.yaml") == tree
     text = (run.path / "config.yaml").read_text()
     assert "format: 1" in text
     assert f"torch {torch.__version__}" in text
@@ -217,198 +198,6 @@ def test_what_is_not_a_run(tmp_path):
     (tmp_path / "a.json").write_text("{")
     with pytest.raises(ValueError, match="is damaged"):
         files.read_json(tmp_path / "a.json")
-
-
-# --- checkpoints ---
-
-
-def test_checkpoints_come_back_as_they_were(run):
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.ones(5, 3)).sum().backward()
-    optimizer.step()
-    shared = torch.arange(6.0)
-    tensors = {**model.state_dict(), "view": shared[2:4], "shared": shared, "same": shared}
-    tensors |= {"t": torch.ones(2, 3).T, "bf16": torch.ones(2, dtype=torch.bfloat16)}
-    tensors |= {"empty": torch.empty(0, 2), "scalar": torch.tensor(True)}
-    state = {
-        "optimizer": optimizer.state_dict(),
-        "torch": torch.get_rng_state(),
-        "python": random.getstate(),
-        "odd": [math.nan, math.inf, "NaN", "Infinity", None, (1, (2.5,)), True, 2**80],
-        "keys": {1: "int", "1": "text", (2, 3): "tuple", "!": "mark", None: torch.ones(1)},
-        "both": {1: torch.ones(1), "1": torch.zeros(1)},
-        "": {"": torch.full((1,), 7.0)},
-    }
-    path = run.save(7, tensors, state)
-    step, got, back = run.latest()
-    assert step == 7
-    assert got.keys() == tensors.keys()
-    for name, tensor in tensors.items():
-        assert got[name].dtype == tensor.dtype
-        assert torch.equal(got[name], tensor)
-    assert str(back["odd"]) == str(state["odd"])
-    assert back["python"] == state["python"]
-    assert torch.equal(back["torch"], state["torch"])
-    assert list(back["keys"]) == list(state["keys"])
-    assert (back["both"][1], back["both"]["1"], back[""][""]) == (1.0, 0.0, 7.0)
-    fresh = torch.optim.AdamW(model.parameters())
-    fresh.load_state_dict(back["optimizer"])
-    assert str(fresh.state_dict()) == str(optimizer.state_dict())
-    assert sorted(p.name for p in path.iterdir()) == ["state.json", "tensors.safetensors"]
-
-
-def test_nothing_is_pickled(run):
-    with pytest.raises(ValueError, match="cannot hold the object at /a/1"):
-        run.save(1, {}, {"a": [0, object()]})
-    with pytest.raises(ValueError, match="must not start with a slash"):
-        run.save(1, {"/x": torch.ones(1)}, {})
-    assert run.latest() is None
-    assert list((run.path / "checkpoints").glob("*")) == []
-
-
-def test_the_newest_stay(run):
-    run.keep = 3
-    for step in (1, 2, 10, 9, 11):
-        run.save(step, {"x": torch.full((1,), float(step))}, {})
-    assert read_run(run.path).checkpoints == [9, 10, 11]
-    assert run.latest()[1]["x"] == 11.0
-
-
-def test_a_step_can_be_saved_again(run):
-    run.save(1, {}, {"v": 1})
-    run.save(1, {}, {"v": 2})
-    assert run.latest()[2] == {"v": 2}
-    assert len(list((run.path / "checkpoints").iterdir())) == 1
-
-
-def test_a_kill_between_the_renames_leaves_the_old_one(run):
-    run.save(1, {}, {"v": 1})
-    folder = run.path / "checkpoints"
-    (folder / "step-1").rename(folder / "step-1.old")
-    assert run.latest()[2] == {"v": 1}
-    run.save(1, {}, {"v": 2})
-    assert run.latest()[2] == {"v": 2}
-    assert [p.name for p in folder.iterdir()] == ["step-1"]
-
-
-@pytest.mark.parametrize("name", ["state.json", "tensors.safetensors"])
-@pytest.mark.parametrize("harm", ["cut", "gone", "noise"])
-def test_a_damaged_checkpoint_is_passed_over(run, capsys, name, harm):
-    run.save(1, {"x": torch.ones(100)}, {"v": 1})
-    file = run.save(2, {"x": torch.ones(100)}, {"v": 2}) / name
-    if harm == "gone":
-        file.unlink()
-    else:
-        file.write_bytes(file.read_bytes()[:20] if harm == "cut" else b"\x07" * 300)
-    assert run.latest()[0] == 1
-    assert "step-2" in capsys.readouterr().err
-
-
-def test_a_newer_checkpoint_is_refused(run):
-    run.save(1, {}, {})
-    path = run.save(2, {}, {}) / "state.json"
-    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(ValueError, match="has format 2, this polopt reads up to 1: upgrade polopt"):
-        run.latest()
-
-
-def test_a_full_disk_leaves_the_last_one(run, monkeypatch):
-    run.save(1, {"x": torch.ones(3)}, {"v": 1})
-
-    def full(*args):
-        raise OSError(28, "No space left on device")
-
-    for name in ("save_file", "write_json", "_sync"):
-        with monkeypatch.context() as patch:
-            patch.setattr(checkpoint, name, full)
-            with pytest.raises(OSError, match="No space left"):
-                run.save(2, {"x": torch.zeros(3)}, {"v": 2})
-        assert run.latest()[2] == {"v": 1}
-        assert [p.name for p in (run.path / "checkpoints").iterdir()] == ["step-1"]
-
-
-def _save_forever(folder, started):
-    for step in itertools.count(1):
-        x = torch.full((500_000,), float(step))
-        checkpoint.write(folder, step % 3, {"x": x}, {"v": step, "y": x}, 2)
-        started.set()
-
-
-def test_a_kill_while_saving_leaves_a_whole_checkpoint(tmp_path):
-    """Kills at random moments of a process that does nothing but save."""
-    dice, context = random.Random(0), multiprocessing.get_context("fork")
-    for turn in range(20):
-        started = context.Event()
-        process = context.Process(target=_save_forever, args=(tmp_path / str(turn), started))
-        process.start()
-        assert started.wait(60)
-        time.sleep(dice.uniform(0.0, 0.1))
-        process.kill()
-        process.join()
-        step, tensors, state = checkpoint.newest(tmp_path / str(turn))
-        assert state["v"] % 3 == step
-        assert torch.equal(tensors["x"], torch.full((500_000,), float(state["v"])))
-        assert torch.equal(state["y"], tensors["x"])
-
-
-# --- TensorBoard ---
-
-
-def _records(path):
-    """Read a TFRecord file, independently of the writer's bit twiddling."""
-    data = path.read_bytes()
-    while data:
-        (length,) = struct.unpack("<Q", data[:8])
-        assert data[8:12] == tensorboard._checksum(data[:8])
-        body = data[12 : 12 + length]
-        assert data[12 + length : 16 + length] == tensorboard._checksum(body)
-        data = data[16 + length :]
-        yield body
-
-
-def test_checksums_are_crc32c():
-    """Known answers of RFC 3720, appendix B.4, masked as TFRecord does."""
-    for data, crc in ((bytes(32), 0x8A9136AA), (b"\xff" * 32, 0x62A8AB43)):
-        masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-        assert tensorboard._checksum(data) == struct.pack("<I", masked)
-
-
-def test_events_are_whole_after_each_call(run):
-    run.log(5, {"a": 0.5})
-    (path,) = run.path.glob("events.out.tfevents.*")
-    version, scalar = _records(path)
-    assert version.endswith(b"brain.Event:2")
-    assert b"a\x15" + struct.pack("<f", 0.5) in scalar
-
-
-def test_tensorboard_reads_the_events(run):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    values = {1: 0.5, 2: -1e30, 300: 1e300, 2**40: 3.0}
-    for step, value in values.items():
-        run.log(step, {"loss/objective": value, "ünï code": 2.0, "n": float("nan")})
-    run.finish({})
-    reader = accumulator.EventAccumulator(str(run.path))
-    reader.Reload()
-    assert set(reader.Tags()["scalars"]) == {"loss/objective", "ünï code", "n"}
-    events = reader.Scalars("loss/objective")
-    assert [e.step for e in events] == list(values)
-    assert [e.value for e in events] == pytest.approx([0.5, -1e30, math.inf, 3.0])
-    assert abs(events[0].wall_time - time.time()) < 60
-
-
-def test_tensorboard_drops_what_a_resumed_run_superseded(run):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    for step in (1, 2, 3):
-        run.log(step, {"a": float(step)})
-    run.save(2, {}, {})
-    time.sleep(0.01)
-    resumed = again(run)
-    resumed.latest()
-    resumed.log(3, {"a": 30.0})
-    reader = accumulator.EventAccumulator(str(run.path))
-    reader.Reload()
-    assert [(e.step, e.value) for e in reader.Scalars("a")] == [(1, 1.0), (2, 2.0), (3, 30.0)]
 
 
 # --- progress ---
