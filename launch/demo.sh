@@ -6,8 +6,9 @@ cd "$(dirname "$0")/.."
 . launch/venv.sh
 
 echo "Installing polopt with TorchRL and TRL." >&2
-.venv/bin/uv pip install --quiet --python .venv --constraints tests/constraints/latest.txt \
-    --editable '.[torchrl,trl]'
+# Compiled now: some packages would print warnings about their own syntax at their first import.
+.venv/bin/uv pip install --python .venv --constraints tests/constraints/latest.txt \
+    --compile-bytecode --editable '.[torchrl,trl]'
 
 .venv/bin/polopt train cartpole-ppo
 .venv/bin/polopt train arithmetic-dapo
