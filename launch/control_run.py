@@ -28,6 +28,8 @@ from polopt.losses.schedules import value_at
 
 __all__ = ["train"]
 
+_COUNTERS = ("frames", "greedy", "solved", "train_cpu")
+
 
 def train(job: ControlJob, run: Run) -> dict[str, Any]:
     """Train until the bar or the last frame, and return the summary.
@@ -89,15 +91,10 @@ class _Loop:
         self.earned = torch.zeros(envs)
         self.frames = 0
         self.greedy = -math.inf
+        self.solved = False
         self.train_cpu = 0.0
         if (found := run.latest()) is not None:
             self._load(*found[1:])
-
-    @property
-    def solved(self) -> bool:
-        """Whether the last evaluation reached the mean return that ends the run."""
-        bar = self.job.evaluation.stop_at
-        return bar is not None and self.greedy >= bar
 
     def run_to_end(self) -> None:
         """Iterate until the bar, the last frame, or a signal."""
@@ -114,11 +111,17 @@ class _Loop:
             self.train_cpu += time.process_time() - start
             if self.frames >= evaluate_at:
                 self._evaluate()
+                # Not asked before training: some untrained policies balance the pole.
+                self.solved = self._at_bar()
                 evaluate_at = _next(self.frames, job.evaluation.every)
             if self.frames >= save_at:
                 self.run.save(self.frames, *self._state())
                 save_at = _next(self.frames, job.checkpoints.every)
         self.run.save(self.frames, *self._state())
+
+    def _at_bar(self) -> bool:
+        bar = self.job.evaluation.stop_at
+        return bar is not None and self.greedy >= bar
 
     def summary(self) -> dict[str, Any]:
         """Draw the learning curve, and return what came out."""
@@ -233,7 +236,7 @@ class _Loop:
                 tensors[f"optimizer.{index}.{key}"] = value.clone()
         tensors["earned"] = self.earned
         tensors["rng"] = torch.get_rng_state()
-        state = {"frames": self.frames, "greedy": self.greedy, "train_cpu": self.train_cpu}
+        state = {name: getattr(self, name) for name in _COUNTERS}
         return tensors, state
 
     def _load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
@@ -252,8 +255,9 @@ class _Loop:
         self.optimizer.load_state_dict({"state": entries, "param_groups": groups})
         self.earned = tensors["earned"]
         torch.set_rng_state(tensors["rng"])
-        self.frames, self.greedy = state["frames"], state["greedy"]
-        self.train_cpu = state["train_cpu"]
+        for name in _COUNTERS:
+            setattr(self, name, state[name])
+        self.solved = self.solved and self._at_bar()  # the bar may have been raised
 
     def _modules(self) -> dict[str, torch.nn.Module]:
         modules = {"actor": self.actor, "critic": self.critic}

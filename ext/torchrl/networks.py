@@ -5,7 +5,12 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from tensordict import TensorDict
-from tensordict.nn import AddStateIndependentNormalScale, TensorDictModule, TensorDictModuleBase
+from tensordict.nn import (
+    AddStateIndependentNormalScale,
+    TensorDictModule,
+    TensorDictModuleBase,
+    TensorDictSequential,
+)
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution
 from torchrl.data import Categorical as CategoricalSpec
@@ -59,7 +64,7 @@ def distribution_of(actor: ProbabilisticActor) -> Callable[[Tensor], Distributio
     Args:
         actor: Reads `observation`.
     """
-    if len(actor) == 2 and list(actor.in_keys) == ["observation"]:
+    if len(actor) == 2 and _is_network(actor[0]):
         layer, head = actor[0], actor[1]
         names = list(layer.out_keys)
         if list(head.in_keys) == names:
@@ -80,7 +85,7 @@ def distribution_of(actor: ProbabilisticActor) -> Callable[[Tensor], Distributio
 
 def value_of(critic: TensorDictModuleBase) -> Callable[[Tensor], Tensor]:
     """Return the function from observations [..., O] to the critic's values [...]."""
-    if isinstance(critic, TensorDictModule) and list(critic.in_keys) == ["observation"]:
+    if _is_network(critic):
         net = critic.module
         return lambda observation: net(observation).squeeze(-1)
 
@@ -89,6 +94,13 @@ def value_of(critic: TensorDictModuleBase) -> Callable[[Tensor], Tensor]:
         return critic(entries)["state_value"].squeeze(-1)
 
     return general
+
+
+def _is_network(module: TensorDictModuleBase) -> bool:
+    """Whether a module calls one network on the observation and does nothing else."""
+    single = isinstance(module, TensorDictModule) and isinstance(module.module, nn.Module)
+    sequence = isinstance(module, TensorDictSequential)
+    return single and not sequence and list(module.in_keys) == ["observation"]
 
 
 def _layers(widths: Sequence[int], *, last_gain: float) -> nn.Sequential:
