@@ -284,9 +284,9 @@ def _log_ratio(
     if log_prob.ndim != 2:
         raise ValueError(f"ratio {level!r} needs steps [B, T], got {tuple(log_prob.shape)}")
     if level == "sequence_sum":
-        whole = log_prob.sum(-1, keepdim=True)
-        anchor = old_log_prob.sum(-1, keepdim=True)
-        return bounded_difference(whole, anchor).expand_as(log_prob)
+        # Differences first: those of long sums would lose the digits of a ratio near one.
+        whole = (log_prob - old_log_prob).sum(-1, keepdim=True)
+        return bounded_difference(whole, torch.zeros_like(whole)).expand_as(log_prob)
     length = log_prob.shape[-1] if mask is None else mask.sum(-1, keepdim=True).clamp(min=1)
     mean = (log_prob.detach() - old_log_prob).sum(-1, keepdim=True) / length
     # GSPO-token: the value is the sequence's ratio, the gradient belongs to each step, so that
