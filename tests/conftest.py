@@ -6,7 +6,7 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 
-from hypothesis import settings  # noqa: E402
+from hypothesis import settings
 
 # The same examples in every run: a red check is one that a developer sees as well.
 settings.register_profile("polopt", deadline=None, derandomize=True)
