@@ -14,7 +14,7 @@ from polopt.envs.guard import check_transitions
 from polopt.ext.metrics import Stopwatch
 from polopt.ext.torchrl.collector import BatchedCollector
 from polopt.ext.torchrl.evaluate import greedy_returns
-from polopt.ext.torchrl.networks import distribution_of, make_actor, make_critic, value_of
+from polopt.ext.torchrl.networks import distribution_of, flatten, make_actor, make_critic, value_of
 from polopt.ext.torchrl.transforms import GAEAdvantage, RewardScaling, running_return
 from polopt.ext.torchrl.update import Update
 from polopt.launch.control import ControlJob
@@ -63,8 +63,8 @@ class _Loop:
         self.actor = make_actor(self.env, job.network.hidden)
         self.critic = make_critic(self.env, job.network.hidden)
         self.distribution = distribution_of(self.actor)
-        parameters = [*self.actor.parameters(), *self.critic.parameters()]
-        self.optimizer = torch.optim.Adam(parameters, lr=0.0, eps=job.optimizer.eps, fused=True)
+        parameters = flatten([*self.actor.parameters(), *self.critic.parameters()])
+        self.optimizer = torch.optim.Adam([parameters], lr=0.0, eps=job.optimizer.eps, fused=True)
         settings = dict(job.algorithm.advantage.settings)
         self.scaling = None
         if (scaling := job.reward_scaling) is not None:
@@ -231,9 +231,8 @@ class _Loop:
         for name, module in self._modules().items():
             for key, value in module.state_dict().items():
                 tensors[f"{name}.{key}"] = value.clone()
-        for index, entries in self.optimizer.state_dict()["state"].items():
-            for key, value in entries.items():
-                tensors[f"optimizer.{index}.{key}"] = value.clone()
+        for entries in self.optimizer.state.values():
+            tensors |= {f"optimizer.{key}": value.clone() for key, value in entries.items()}
         tensors["earned"] = self.earned
         tensors["rng"] = torch.get_rng_state()
         state = {name: getattr(self, name) for name in _COUNTERS}
@@ -247,12 +246,9 @@ class _Loop:
         self.env.restore(part("env"))
         for name, module in self._modules().items():
             module.load_state_dict(part(name))
-        entries: dict[int, dict[str, Tensor]] = {}
-        for key, value in part("optimizer").items():
-            index, name = key.split(".")
-            entries.setdefault(int(index), {})[name] = value
         groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": entries, "param_groups": groups})
+        moments = {0: part("optimizer")}
+        self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
         self.earned = tensors["earned"]
         torch.set_rng_state(tensors["rng"])
         for name in _COUNTERS:

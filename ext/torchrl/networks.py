@@ -1,9 +1,10 @@
 """Actors and critics for control, and their evaluation without a TensorDict per layer."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
+import torch
 from tensordict import TensorDict
 from tensordict.nn import (
     AddStateIndependentNormalScale,
@@ -17,7 +18,7 @@ from torchrl.data import Categorical as CategoricalSpec
 from torchrl.envs import EnvBase
 from torchrl.modules import IndependentNormal, ProbabilisticActor, ValueOperator
 
-__all__ = ["distribution_of", "make_actor", "make_critic", "value_of"]
+__all__ = ["distribution_of", "flatten", "make_actor", "make_critic", "value_of"]
 
 
 def make_actor(env: EnvBase, hidden: Sequence[int] = (64, 64)) -> ProbabilisticActor:
@@ -94,6 +95,26 @@ def value_of(critic: TensorDictModuleBase) -> Callable[[Tensor], Tensor]:
         return critic(entries)["state_value"].squeeze(-1)
 
     return general
+
+
+@torch.no_grad()
+def flatten(parameters: Iterable[nn.Parameter]) -> nn.Parameter:
+    """Move parameters, and their gradients, into one tensor each, and return it.
+
+    An optimiser over the one tensor trains them all in one call, where one over many small
+    tensors spends its time between them. The parameters become views: write to them in
+    place (`load_state_dict` does), and zero gradients with `set_to_none=False`.
+    """
+    parts = list(parameters)
+    whole = nn.Parameter(torch.cat([p.flatten() for p in parts]))
+    whole.grad = torch.zeros_like(whole)
+    sizes = [p.numel() for p in parts]
+    for part, value, grad in zip(
+        parts, whole.detach().split(sizes), whole.grad.split(sizes), strict=True
+    ):
+        part.data = value.view_as(part)
+        part.grad = grad.view_as(part)
+    return whole
 
 
 def _is_network(module: TensorDictModuleBase) -> bool:

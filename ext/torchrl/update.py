@@ -23,7 +23,7 @@ class Update:
             evaluated here without a TensorDict per layer.
         distribution: From observations to the actor's distribution.
         value: From observations [B, O] to values [B].
-        optimizer: Over all parameters.
+        optimizer: Over all parameters, or over the one tensor of `networks.flatten`.
         epochs: Passes over the batch.
         minibatch_size: Steps per optimizer step.
         max_grad_norm: Gradients are scaled down to this norm; None leaves them.
@@ -66,15 +66,12 @@ class Update:
         evaluated = ("log_prob", "entropy", "value")
         keys = [key for key in self.loss.in_keys if key not in evaluated]
         flat = batch.select("observation", "action", *keys).reshape(-1)
-        history: list[Tensor] = []
-        names: list[str] = []
-        for _ in range(self.epochs):
-            for minibatch in self._minibatches(flat):
-                metrics = self._step(minibatch)
-                names = list(metrics)
-                history.append(torch.stack(list(metrics.values())))
-        means = torch.stack(history).mean(0)
-        return dict(zip(names, means.unbind(), strict=True))
+        history = [
+            self._step(minibatch)
+            for _ in range(self.epochs)
+            for minibatch in self._minibatches(flat)
+        ]
+        return {name: torch.stack([step[name] for step in history]).mean() for name in history[0]}
 
     def _minibatches(self, flat: TensorDictBase) -> list[TensorDictBase]:
         if self.minibatch_size == len(flat):
@@ -93,7 +90,7 @@ class Update:
         losses = [term for name, term in terms.items() if name.startswith("loss_")]
         total = torch.stack(losses).sum()
         watch.lap("loss")
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=False)  # see `flatten`
         total.backward()
         watch.lap("backward")
         if self.max_grad_norm is not None:

@@ -18,7 +18,13 @@ from polopt.envs.control import cartpole, pendulum
 from polopt.ext.metrics import Stopwatch
 from polopt.ext.torchrl.collector import BatchedCollector
 from polopt.ext.torchrl.evaluate import greedy_returns
-from polopt.ext.torchrl.networks import distribution_of, make_actor, make_critic, value_of
+from polopt.ext.torchrl.networks import (
+    distribution_of,
+    flatten,
+    make_actor,
+    make_critic,
+    value_of,
+)
 from polopt.ext.torchrl.transforms import GAEAdvantage
 from polopt.ext.torchrl.update import Update
 from polopt.losses import ppo
@@ -35,8 +41,10 @@ def setting(task, frames=240):
     return actor, critic, GAEAdvantage(critic)(batch)
 
 
-def updater(actor, critic, *, epochs=1, minibatch_size=240, lr=0.0, max_grad_norm=None):
+def updater(actor, critic, *, epochs=1, minibatch_size=240, lr=0.0, max_grad_norm=None, flat=False):
     parameters = [*actor.parameters(), *critic.parameters()]
+    if flat:
+        parameters = [flatten(parameters)]
     optimizer = torch.optim.Adam(parameters, lr=lr)
     return Update(
         PolicyLoss(ALGORITHM),
@@ -113,6 +121,18 @@ def test_shortcuts_equal_the_modules():
         torch.testing.assert_close(distribution_of(actor)(observation).log_prob(action), expected)
         value = critic(batch.select("observation"))["state_value"].squeeze(-1)
         torch.testing.assert_close(value_of(critic)(observation), value)
+
+
+def test_flat_parameters_train_like_separate_ones():
+    results = []
+    for flat in (False, True):
+        actor, critic, batch = setting(cartpole())
+        parameters = [*actor.parameters(), *critic.parameters()]
+        updater(actor, critic, epochs=3, lr=1e-2, max_grad_norm=0.1, flat=flat)(batch)
+        results.append(torch.cat([p.detach().flatten() for p in parameters]))
+    torch.testing.assert_close(results[0], results[1], atol=1e-5, rtol=1e-4)
+    before = setting(cartpole())[0]
+    assert not torch.equal(next(before.parameters()), next(actor.parameters()))
 
 
 def test_unusual_modules_run_as_they_are():
