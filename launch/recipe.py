@@ -91,6 +91,11 @@ class _Dumper(yaml.SafeDumper):
     """Quotes what `_Loader`, or a reader of YAML 1.1, would not read as text."""
 
 
+def _sequence(dumper: yaml.SafeDumper, items: list[Any]) -> yaml.Node:
+    nested = any(isinstance(i, list | dict) for i in items)
+    return dumper.represent_sequence(_TAG + "seq", items, flow_style=not nested)
+
+
 _TAG = "tag:yaml.org,2002:"
 for _tag, _pattern, _first in (
     ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
@@ -104,6 +109,7 @@ for _tag, _pattern, _first in (
 ):
     for _class in (_Loader, _Dumper):
         _class.add_implicit_resolver(_TAG + _tag, re.compile(_pattern), list(_first))
+_Dumper.add_representer(list, _sequence)
 _Loader.add_constructor(_TAG + "map", _Loader.mapping)
 _Loader.add_constructor(_TAG + "int", _Loader.integer)
 _Loader.add_constructor(_TAG + "float", _Loader.number)
