@@ -21,8 +21,8 @@ from types import GenericAlias
 from typing import Any, get_args, get_type_hints
 
 import pydantic
-import yaml
 
+from polopt.launch import yaml12
 from polopt.launch.extras import explain
 
 __all__ = [
@@ -46,75 +46,6 @@ class RecipeError(ValueError):
     """A recipe or an override is wrong; the message says where, what was found, and the mend."""
 
 
-class _Loader(yaml.SafeLoader):
-    """Scalars of YAML 1.2, and no duplicate keys.
-
-    PyYAML follows YAML 1.1, where `1e-4` is a string, `no` and `on` are booleans, `010` is
-    eight and `1:30` is ninety.
-    """
-
-    yaml_implicit_resolvers = {  # noqa: RUF012
-        first: [r for r in resolvers if r[0].rpartition(":")[2] in ("null", "merge")]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def mapping(self, node: yaml.MappingNode) -> dict[str, Any]:
-        """Construct a mapping with unique text keys."""
-        self.flatten_mapping(node)
-        result: dict[str, Any] = {}
-        written: set[str] = set()
-        for key_node, value_node in node.value:
-            key = self.construct_object(key_node, deep=True)
-            where = f"line {key_node.start_mark.line + 1}"
-            if not isinstance(key, str):
-                raise RecipeError(f"{where}: the key {key!r} is not text, put it in quotes")
-            # Keys that `<<: *base` merged lie elsewhere in the file, and may be overridden.
-            if node.start_mark.index <= key_node.start_mark.index < node.end_mark.index:
-                if key in written:
-                    raise RecipeError(f"{where}: the key {key!r} is there twice, remove one")
-                written.add(key)
-            result[key] = self.construct_object(value_node, deep=True)
-        return result
-
-    def integer(self, node: yaml.ScalarNode) -> int:
-        """Construct an integer: decimal (underscores allowed), 0o or 0x."""
-        text = node.value.replace("_", "")
-        return int(text, 0 if "o" in text or "x" in text else 10)
-
-    def number(self, node: yaml.ScalarNode) -> float:
-        """Construct a float, also .inf and .nan."""
-        text = node.value.replace("_", "").lower()
-        return float(text.replace(".inf", "inf").replace(".nan", "nan"))
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes what `_Loader`, or a reader of YAML 1.1, would not read as text."""
-
-
-def _sequence(dumper: yaml.SafeDumper, items: list[Any]) -> yaml.Node:
-    nested = any(isinstance(i, list | dict) for i in items)
-    return dumper.represent_sequence(_TAG + "seq", items, flow_style=not nested)
-
-
-_TAG = "tag:yaml.org,2002:"
-for _tag, _pattern, _first in (
-    ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
-    ("int", r"^(?:[-+]?\d[\d_]*|0o[0-7]+|0x[0-9a-fA-F]+)$", "-+0123456789"),
-    (
-        "float",
-        r"^(?:[-+]?(?:\.\d[\d_]*|\d[\d_]*(?:\.[\d_]*)?)(?:[eE][-+]?\d+)?"
-        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$",
-        "-+.0123456789",
-    ),
-):
-    for _class in (_Loader, _Dumper):
-        _class.add_implicit_resolver(_TAG + _tag, re.compile(_pattern), list(_first))
-_Dumper.add_representer(list, _sequence)
-_Loader.add_constructor(_TAG + "map", _Loader.mapping)
-_Loader.add_constructor(_TAG + "int", _Loader.integer)
-_Loader.add_constructor(_TAG + "float", _Loader.number)
-
-
 def load(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Read a recipe and apply overrides to it.
 
@@ -136,7 +67,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         reason = getattr(error, "strerror", None) or "it is not a text file"
         raise RecipeError(f"cannot read the recipe {path}: {reason}") from error
     try:
-        tree = _plain(_parse(text))
+        tree = _parse(text)
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from error
     if not isinstance(tree, dict) or not tree:
@@ -154,26 +85,14 @@ def load(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 def dump(tree: Mapping[str, Any]) -> str:
     """Return a tree as YAML text that `load` reads back."""
-    return yaml.dump(_plain(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    return yaml12.dump(tree)
 
 
 def _parse(text: str) -> Any:  # noqa: ANN401
     try:
-        return yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}: " if mark else ""
-        problem = getattr(error, "problem", None) or str(error)
-        raise RecipeError(f"{where}not valid YAML: {problem}") from error
-
-
-def _plain(node: Any) -> Any:  # noqa: ANN401
-    """Copy a tree, so that entries shared through anchors can be changed one by one."""
-    if isinstance(node, Mapping):
-        return {k: _plain(v) for k, v in node.items()}
-    if isinstance(node, list | tuple):
-        return [_plain(v) for v in node]
-    return node
+        return yaml12.parse(text)
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
 
 
 def override(tree: dict[str, Any], item: str) -> None:
@@ -187,7 +106,7 @@ def override(tree: dict[str, Any], item: str) -> None:
     if not found or not all(names):
         raise RecipeError(f"override {item!r} is not of the form key=value or key.sub=value")
     try:
-        value = _plain(_parse(text))
+        value = _parse(text)
     except RecipeError as error:
         raise RecipeError(f"override {item!r}: {error}") from error
     node: Any = tree
@@ -318,7 +237,7 @@ def complete(tree: object, namespace: Mapping[str, Callable[..., Any]], path: st
     if "use" in tree:
         for name, parameter in _signature(_resolve(tree["use"], namespace, path))[0].items():
             if parameter.kind in _BY_NAME and _writable(parameter.default):
-                result.setdefault(name, _plain(parameter.default))
+                result.setdefault(name, yaml12.plain(parameter.default))
     return result
 
 
@@ -343,10 +262,8 @@ def _check(value: Any, annotation: Any, path: str) -> Any:  # noqa: ANN401
         raise RecipeError(f"'{path}' must be {_type_name(annotation)}, got {value!r}")
     try:
         # The tuple is there because pydantic takes no config for a bare dataclass.
-        adapter = pydantic.TypeAdapter(
-            GenericAlias(tuple, (annotation,)),
-            config=pydantic.ConfigDict(arbitrary_types_allowed=True),
-        )
+        single: Any = GenericAlias(tuple, (annotation,))
+        adapter = pydantic.TypeAdapter(single, config=_ANY_TYPE)
     except (pydantic.PydanticUserError, pydantic.PydanticUndefinedAnnotation, TypeError):
         return value  # a type that pydantic cannot check: the call itself will
     try:

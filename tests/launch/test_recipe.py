@@ -134,6 +134,8 @@ def test_anchors_are_copies(tmp_path):
         ("a: {b: 1, b: 2}\n", (), "line 1: the key 'b' is there twice"),
         ("1: 2\n", (), "line 1: the key 1 is not text"),
         ("a: [1\n", (), "line 2: not valid YAML"),
+        ("a: \t1\x07\n", (), "not valid YAML"),
+        ("[" * 5000, (), "nested too deep"),
         ("a: !!python/object/apply:os.system ['true']\n", (), "could not determine a constructor"),
         ("", (), "a recipe is a mapping"),
         ("- 1\n", (), "a recipe is a mapping"),
