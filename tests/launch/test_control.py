@@ -182,10 +182,20 @@ def test_a_reward_that_is_not_finite_names_its_environment(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-def test_cartpole_is_solved(tmp_path, seed):
-    prepared = prepare({**load(find_recipe("cartpole-ppo")), "seed": seed}, name="cartpole")
+@pytest.mark.parametrize(
+    ("recipe", "seed", "bar"),
+    [
+        ("cartpole-ppo", 0, 475),
+        ("cartpole-ppo", 1, 475),
+        ("pendulum-ppo", 0, -300),
+        ("acrobot-ppo", 0, -100),
+    ],
+)
+def test_shipped_recipes_learn(tmp_path, recipe, seed, bar):
+    prepared = prepare({**load(find_recipe(recipe)), "seed": seed}, name=recipe)
     summary = run(tmp_path / "run", prepared)
     assert summary["solved"]
-    assert summary["final_return"] >= 475
+    assert summary["final_return"] >= bar
     assert summary["frames"] <= 100_000
+    first = read_metrics(tmp_path / "run" / "metrics.jsonl")[0]
+    assert first["greedy_return"] < bar  # it was learnt, not given
