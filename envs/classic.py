@@ -28,19 +28,27 @@ _PI = math.pi
 
 
 class Physics(Protocol):
-    """What `BatchedEnv` needs to know of a task.
+    """What `BatchedEnv` needs to know of a task."""
 
-    Attributes:
-        state_size: Length S of one state.
-        high: Upper bound of each observation, float32 as gymnasium's.
-        low: Lower bound of each observation.
-        actions: How many discrete actions there are, or the bounds of the one continuous one.
-    """
+    @property
+    def state_size(self) -> int:
+        """Length S of one state."""
+        ...
 
-    state_size: int
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-    actions: int | tuple[float, float]
+    @property
+    def low(self) -> tuple[float, ...]:
+        """Lower bound of each observation, float32 as gymnasium's."""
+        ...
+
+    @property
+    def high(self) -> tuple[float, ...]:
+        """Upper bound of each observation."""
+        ...
+
+    @property
+    def actions(self) -> int | tuple[float, float]:
+        """How many discrete actions there are, or the bounds of the one continuous one."""
+        ...
 
     def start(self, uniform: Tensor) -> Tensor:
         """Map uniform numbers in [0, 1), [N, S], to starting states [N, S]."""

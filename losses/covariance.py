@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polopt.losses.schedules import Coefficient, check_coefficient
+from polopt.losses.schedules import Coefficient, check_coefficient, number
 from polopt.losses.surrogates import Clip
 
 __all__ = ["ClipCov", "KlCov", "covariance"]
@@ -133,7 +133,7 @@ class KlCov:
         selected: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """See `Surrogate`; `selected` is what `select` returned, bool [B, T]."""
-        penalty = torch.where(selected, self.coef * log_ratio.abs(), 0.0)
+        penalty = torch.where(selected, number(self.coef, "coef") * log_ratio.abs(), 0.0)
         loss = penalty - advantage * log_ratio.exp()
         return loss, torch.zeros_like(loss, dtype=torch.bool)
 

@@ -10,7 +10,7 @@ from polopt.losses.aggregation import Aggregation, aggregator, check_aggregation
 from polopt.losses.corrections import Correction
 from polopt.losses.divergences import Kl, kl_estimate
 from polopt.losses.numerics import MAX_LOG_RATIO, bounded_difference, selected, selected_log_prob
-from polopt.losses.schedules import Coefficient, Schedule, check_coefficient
+from polopt.losses.schedules import Coefficient, check_coefficient, number
 from polopt.losses.surrogates import SelectingSurrogate, Surrogate
 
 __all__ = ["Objective", "RatioLevel", "policy_loss", "select_steps"]
@@ -98,7 +98,8 @@ class Objective:
     ) -> Tensor:
         """Return at which steps the surrogate cuts the gradient, bool [B, T].
 
-        `policy_loss` gives their share; this is for loops that log more about them.
+        `policy_loss` gives their share; this is for loops that log more about them. Not for
+        surrogates that select over the batch.
 
         Args:
             log_prob: float [B, T].
@@ -110,7 +111,8 @@ class Objective:
         log_prob = selected_log_prob(log_prob, mask, dtype)
         old_log_prob = selected_log_prob(old_log_prob, mask, dtype)
         log_ratio = _log_ratio(log_prob, old_log_prob, mask, self.ratio)
-        return self.surrogate(log_ratio, selected(advantage, mask, dtype), log_prob, mask)[1] & mask
+        advantage = selected(advantage, mask, dtype)
+        return self.surrogate(log_ratio, advantage, log_prob, mask)[1] & mask  # type: ignore[call-arg]
 
 
 def policy_loss(
@@ -206,7 +208,7 @@ def policy_loss(
         mean = total(selected(entropy, mask, dtype))
         out["entropy"] = mean.detach()
         if objective.uses_entropy:
-            out["loss_entropy"] = -_number(objective.entropy_coef, "entropy_coef") * mean
+            out["loss_entropy"] = -number(objective.entropy_coef, "entropy_coef") * mean
     elif objective.uses_entropy:
         raise ValueError("entropy_coef is set, so entropy is required")
     if objective.uses_reference and objective.kl_in == "loss":
@@ -219,7 +221,7 @@ def policy_loss(
         out["kl"] = total(divergence).detach()
         if objective.kl_reweighted:
             divergence = divergence * log_ratio.exp()
-        out["loss_kl"] = _number(objective.kl_coef, "kl_coef") * total(divergence)
+        out["loss_kl"] = number(objective.kl_coef, "kl_coef") * total(divergence)
     with torch.no_grad():
         out["clip_fraction"] = total(clipped.to(dtype))
         if old_log_prob is not None:
@@ -320,12 +322,6 @@ def _correction(
 
 def _is_zero(coefficient: Coefficient) -> bool:
     return isinstance(coefficient, float | int) and coefficient == 0.0
-
-
-def _number(coefficient: Coefficient, name: str) -> float:
-    if isinstance(coefficient, Schedule):
-        raise ValueError(f"{name} is a schedule: pass resolve(objective, step) to the loss")
-    return coefficient
 
 
 def _check_steps(log_prob: Tensor, **steps: Tensor | None) -> None:

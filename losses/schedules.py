@@ -19,6 +19,7 @@ __all__ = [
     "Schedule",
     "Warmup",
     "check_coefficient",
+    "number",
     "resolve",
     "value_at",
 ]
@@ -125,6 +126,17 @@ class Warmup(Schedule):
 def value_at(coefficient: Coefficient, step: float) -> float:
     """Return the number that a coefficient stands for at `step`."""
     return coefficient(step) if isinstance(coefficient, Schedule) else coefficient
+
+
+def number(coefficient: Coefficient, name: str) -> float:
+    """Return a coefficient that is a number, as the losses need it.
+
+    Raises:
+        ValueError: If it is a schedule.
+    """
+    if isinstance(coefficient, Schedule):
+        raise ValueError(f"{name} is a schedule: pass resolve(objective, step) to the loss")
+    return coefficient
 
 
 def check_coefficient(name: str, value: Coefficient, *, low: float = 0.0) -> None:

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from polopt.losses.schedules import Coefficient, Schedule, check_coefficient
+from polopt.losses.schedules import Coefficient, Schedule, check_coefficient, number
 
 __all__ = [
     "Cispo",
@@ -110,11 +110,11 @@ class Clip:
         ratio = log_ratio.exp()
         cost = -advantage
         free = cost * ratio
-        bound = cost * ratio.clamp(1.0 - self.low, 1.0 + self.high)
+        bound = cost * ratio.clamp(1.0 - number(self.low, "low"), 1.0 + number(self.high, "high"))
         loss = torch.maximum(free, bound)
         clipped = bound > free
         if self.dual is not None:
-            floor = cost * self.dual
+            floor = cost * number(self.dual, "dual")
             over = (cost > 0) & (loss > floor)
             loss = torch.where(over, floor, loss)
             clipped = clipped | over
@@ -148,7 +148,8 @@ class Cispo:
     ) -> tuple[Tensor, Tensor]:
         """See `Surrogate`."""
         ratio = log_ratio.detach().exp()
-        weight = ratio.clamp(min=None if self.low is None else 1.0 - self.low, max=1.0 + self.high)
+        low = None if self.low is None else 1.0 - number(self.low, "low")
+        weight = ratio.clamp(min=low, max=1.0 + number(self.high, "high"))
         return -weight * advantage * log_prob, weight != ratio
 
 
@@ -179,8 +180,9 @@ class SoftGate:
         self, log_ratio: Tensor, advantage: Tensor, log_prob: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """See `Surrogate`."""
-        positive = (advantage > 0).to(log_ratio.dtype)
-        tau = self.tau_negative + (self.tau_positive - self.tau_negative) * positive
+        negative = number(self.tau_negative, "tau_negative")
+        spread = number(self.tau_positive, "tau_positive") - negative
+        tau = negative + spread * (advantage > 0).to(log_ratio.dtype)
         gate = torch.sigmoid(tau * torch.expm1(log_ratio)) * 4.0 / tau
         return -gate * advantage, torch.zeros_like(log_ratio, dtype=torch.bool)
 
@@ -219,7 +221,7 @@ class GeometricClip:
         length = mask.sum(-1, keepdim=True).clamp(min=1)
         advantage = torch.where(mask, advantage, 0.0).sum(-1, keepdim=True) / length
         sign = advantage.sign()
-        bound = log_ratio.clamp(-self.low, self.high)
+        bound = log_ratio.clamp(-number(self.low, "low"), number(self.high, "high"))
         kept = torch.minimum(sign * log_ratio, sign * bound)
         clipped = sign * log_ratio > kept
         mean = torch.where(mask, sign * kept, 0.0).sum(-1, keepdim=True) / length
@@ -250,7 +252,9 @@ class KlPenalty:
         """See `Surrogate`."""
         ratio = log_ratio.exp()
         penalty = torch.expm1(log_ratio) - log_ratio
-        return self.coef * penalty - ratio * advantage, torch.zeros_like(ratio, dtype=torch.bool)
+        return number(self.coef, "coef") * penalty - ratio * advantage, torch.zeros_like(
+            ratio, dtype=torch.bool
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
