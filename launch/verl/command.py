@@ -15,8 +15,8 @@ environment, $(…), the arguments $1 $2, files) is asked for by name:
   polopt import-verl run.sh --set data.rows=7473       training rows, for the number of steps
   polopt import-verl run.sh --set trainer.nnodes=1     one more override, as after "$@"
 
-exit status: 0 fine, 1 names are left to fill in, 2 wrong input, 3 refused: the import would
-change what is trained (written all the same with --allow)
+exit status: 0 fine, 1 something is left to do (see the report), 2 wrong input, 3 refused: it
+would change what is trained (written all the same with --allow)
 """
 
 
@@ -52,6 +52,7 @@ def import_verl(script: str, sets: list[str], out: str | None, *, allow: bool) -
         RecipeError: If the input is wrong; one sentence.
     """
     from polopt.launch.recipe import RecipeError
+    from polopt.launch.verl.check import check
     from polopt.launch.verl.importer import import_script
     from polopt.launch.verl.report import as_json, as_markdown
 
@@ -75,8 +76,11 @@ def import_verl(script: str, sets: list[str], out: str | None, *, allow: bool) -
     refused = bool(imported.plan.refusals)
     written = bool(imported.recipe) and (allow or not refused)
     folder = Path(out) if out else Path(path.stem or "imported")
-    content["written"] = []
+    content["written"], problems = [], []
     if written:
+        against, problems = check(imported.recipe, imported.plan.accelerate)
+        content["checked"] = {"against": against, "problems": problems}
+        text += "\n## Check\n\n" + "\n".join(f"- {line}" for line in [*against, *problems]) + "\n"
         files = {**imported.texts(), "report.md": text}
         taken = [name for name in files if (folder / name).exists()]
         if taken:
@@ -86,7 +90,7 @@ def import_verl(script: str, sets: list[str], out: str | None, *, allow: bool) -
             (folder / name).write_text(body, encoding="utf-8")
         content["written"] = [str(folder / name) for name in files]
         text += f"\nWritten: {', '.join(content['written'])}\n"
-    code = 3 if refused and not written else 1 if imported.open_names else 0
+    code = 3 if refused and not written else 1 if imported.open_names or problems else 0
     return {"content": content, "text": text, "code": code}
 
 

@@ -209,6 +209,7 @@ def _reward(plan: Plan, task: dict[str, Any]) -> None:
         "",
         "see reward_model.enable" if model else "no reward model",
     )
+    _unused(plan, model=model)
     enabled = plan.flag(_OVERLONG + "enable", default=False)
     for key in ("enable", "len", "penalty_factor", "log"):
         if not enabled:
@@ -232,6 +233,25 @@ def _reward(plan: Plan, task: dict[str, Any]) -> None:
     )
     plan.say(_OVERLONG + "log", "inert", "", "every reward is logged by itself")
     plan.say("reward.reward_kwargs.max_resp_len", "exact", "task.overlong.limit", "")
+
+
+def _unused(plan: Plan, *, model: bool) -> None:
+    """Say of settings of things that are off that they have no effect."""
+    off = {
+        "reward.reward_model.": model,
+        "reward_model.model.": model,
+        "reward_model.micro_batch_size": model,
+        "distillation.": plan.flag("distillation.enabled"),
+        "actor_rollout_ref.rollout.multi_turn.": plan.flag(
+            "actor_rollout_ref.rollout.multi_turn.enable"
+        ),
+        _MODEL + "mtp.": plan.flag(_MODEL + "mtp.enable"),
+        "algorithm.pf_ppo.": plan.flag("algorithm.use_pf_ppo"),
+    }
+    for prefix, on in off.items():
+        for name in plan.names():
+            if not on and name.startswith(prefix):
+                plan.say(name, "no effect", "", f"{prefix.rstrip('.')} is off")
 
 
 def convert_placement(plan: Plan, batch: Batch) -> None:
@@ -330,8 +350,13 @@ def _shards(plan: Plan, batch: Batch) -> None:
         return
     if size > batch.world or batch.world % size:
         item = plan.override(_FSDP + "fsdp_size")
-        where = f"line {item.line}: " if item else ""
-        plan.refusals.append(f"{where}fsdp_size {size} does not divide {batch.world} processes")
+        if item is not None:
+            plan.say(
+                _FSDP + "fsdp_size",
+                "refused",
+                "",
+                f"it does not divide {batch.world} processes; with --allow sharded over all",
+            )
         return
     plan.accelerate["parallelism_config"] = {
         "parallelism_config_dp_replicate_size": batch.world // size,

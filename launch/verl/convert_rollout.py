@@ -228,6 +228,7 @@ def _server(plan: Plan, batch: Batch) -> None:
         plan.vllm["--trust-remote-code"] = None
     # TRL weighs with the probabilities that were sampled from, temperature included.
     plan.vllm["--logprobs-mode"] = "processed_logprobs"
+    plan.vllm["--weight-transfer-config"] = {"backend": "nccl"}
 
 
 def _engine_arguments(plan: Plan) -> None:

@@ -54,6 +54,7 @@ def convert_optimizer(plan: Plan, batch: Batch) -> None:
 
 def _betas(plan: Plan) -> None:
     betas = plan.value(_OPTIM + "betas")
+    betas = [0.9, 0.999] if betas is None else betas
     if not isinstance(betas, list) or len(betas) != 2:
         raise plan.fail(_OPTIM + "betas", "a list of two numbers")
     for field, beta in zip(("adam_beta1", "adam_beta2"), betas, strict=True):

@@ -94,7 +94,8 @@ def read_launch(source: str, given: Mapping[str, str] | None = None) -> Launch:
     for other in candidates:
         if other is not chosen:
             name = unknowns.show(other.module)
-            where = f" in {other.invocation.inside[-1]}" if other.invocation.inside else ""
+            inside = ", ".join(other.invocation.inside)
+            where = f" in {inside}" if inside else ""
             remarks.append(
                 f"line {other.invocation.line}: another launch, {name}{where}, is left out"
             )

@@ -8,7 +8,7 @@ import difflib
 import gzip
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -81,13 +81,16 @@ def canonical(name: str) -> str:
 def find(name: str) -> Key | None:
     """The key, or the free dictionary that it is an entry of; None if verl does not know it."""
     table = keys()
-    if name in table:
+    if name in table and table[name].meaning:
         return table[name]
+    moved = canonical(name)
+    if moved != name and moved in table:
+        return replace(table[moved], name=name, home="moved")
     for parent in _parents(name):
         found = table.get(parent)
         if found and (found.default == {} or "dict" in found.type.lower()):
             return Key(name, "plus", "", None, "", f"an entry of {parent}: {found.meaning}")
-    return None
+    return table.get(name)
 
 
 def _parents(name: str) -> Iterator[str]:

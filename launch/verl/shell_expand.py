@@ -60,7 +60,7 @@ class Expander:
 
     def text(self, word: Word) -> str:
         """Expand to one string, without splitting (assignments, subjects of `case`)."""
-        return self._sized(self._join(word.parts, word.line), word.line)
+        return self._sized(self._join(_home(word.parts), word.line), word.line)
 
     def fields(self, word: Word) -> list[Field]:
         """Expand to words of a command: braces, parameters, splitting."""
@@ -138,12 +138,10 @@ class Expander:
                 done.append(Field(current, *origin))
             current = None
 
-        for number, part in enumerate(parts):
+        parts = [p for part in _home(parts) for p in self._inline(part, word.line)]
+        for part in parts:
             if part.kind == "text":
-                text = part.text
-                if number == 0 and not part.quoted and re.match(r"~(/|$)", text):
-                    text = HOME + text[1:]
-                current = (current or "") + text
+                current = (current or "") + part.text
                 continue
             values, many = self._part(part, word.line)
             alone = all(p is part or (p.kind == "text" and not p.text) for p in parts)
@@ -174,6 +172,24 @@ class Expander:
                         finish()
         finish()
         return done
+
+    def _inline(self, part: Part, line: int) -> Sequence[Part]:
+        """The parts of the operand, where `${X:-operand}` stands for it outside of quotes.
+
+        Quotes inside of the operand keep it from being split: `${X:-"a b"}` is one word.
+        """
+        found = _PARAM.fullmatch(part.text) if part.kind == "param" and not part.quoted else None
+        default = _DEFAULT.fullmatch(found["rest"]) if found else None
+        if not found or not default or found["prefix"] or found["index"] or default[1][-1] in "=?":
+            return (part,)
+        if found["name"] in "@*#":
+            return (part,)
+        text = self._one(found["name"], None, line)
+        is_set = text is not None and (default[1][0] != ":" or text != "")
+        if is_set is (default[1][-1] == "-"):
+            return (part,)
+        operand = _home(Reader(default[2], line, self.depth + 1).operand(quoted=False))
+        return [p for inner in operand for p in self._inline(inner, line)]
 
     def _part(self, part: Part, line: int) -> tuple[list[Field], bool]:
         """Values of a part, and whether they are separate words even in quotes."""
@@ -314,9 +330,7 @@ class Expander:
         return text
 
     def _operand(self, text: str, line: int, *, quoted: bool) -> str:
-        parts = Reader(text, line, self.depth + 1).operand(quoted=quoted)
-        if parts and not parts[0].quoted and re.match(r"~(/|$)", parts[0].text):
-            parts = (Part("text", HOME + parts[0].text[1:]), *parts[1:])
+        parts = _home(Reader(text, line, self.depth + 1).operand(quoted=quoted))
         return Expander(self.state, lenient=self.lenient, depth=self.depth + 1)._join(parts, line)
 
     def _slice(self, values: list[Field], rest: str, line: int) -> list[Field]:
@@ -349,7 +363,9 @@ class Expander:
             size = self.number(length, line) if length else None
             if start is None or (length and size is None):
                 return self._odd(inner, line)
-            start = start if start >= 0 else max(len(text) + start, 0)
+            start = start if start >= 0 else len(text) + start
+            if start < 0:
+                return ""
             return (
                 text[start:] if size is None else text[start : start + size if size >= 0 else size]
             )
@@ -389,3 +405,13 @@ class Expander:
         if not glob:
             return text
         return regex.sub(lambda _: new, text, count=0 if kind == "/" else 1)
+
+
+def _home(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Replace a tilde at the start: `~` alone, or before a slash."""
+    first = parts[0] if parts else None
+    if first is None or first.kind != "text" or first.quoted or not first.text.startswith("~"):
+        return tuple(parts)
+    if first.text[1:2] == "/" or (first.text == "~" and len(parts) == 1):
+        return (Part("text", HOME + first.text[1:]), *parts[1:])
+    return tuple(parts)

@@ -28,10 +28,12 @@ def add_traps(plan: Plan) -> None:
         plan.traps.extend(f"{where}{item.key}: {text}" for text in item.traps)
         if not own:
             _plus(plan, item.key, item.prefix, where)
-        if item.name != item.key:
-            plan.traps.append(
-                f"{where}{item.key} has moved to {item.name} in verl {schema.VERSION}"
-            )
+    moved = [f"{o.key} is {o.name}" for o in launch.overrides if o.name != o.key]
+    if moved:
+        plan.launch.remarks.append(
+            f"keys that have moved are read at their place in verl {schema.VERSION}: "
+            + "; ".join(moved)
+        )
     plan.traps.extend(
         f"line {item.line}: {item.key} never reaches verl: bash ends the command above this line "
         "(a comment, a blank line, or a blank behind the backslash)"

@@ -1,0 +1,6 @@
+python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \
+  data.train_files=/d/t.parquet data.val_files=/d/v.parquet data.train_batch_sise=64 \
+  actor_rollout_ref.model.path=/m/q actor_rollout_ref.actor.ppo_mini_batch_size=64 \
+  actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8 actor_rollout_ref.rollout.name=vllm \
+  actor_rollout_ref.rollout.n=8 trainer.n_gpus_per_node=8 trainer.nnodes=1 \
+  +trainer.my_switch=1 +algorithm.magic=2
