@@ -10,8 +10,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.collectors import Collector
 
-from polopt.envs.guard import check_transitions
-from polopt.ext.metrics import Stopwatch
+from polopt.ext.metrics import PHASES, Stopwatch
 from polopt.ext.torchrl.collector import BatchedCollector
 from polopt.ext.torchrl.evaluate import greedy_returns
 from polopt.ext.torchrl.networks import distribution_of, flatten, make_actor, make_critic, value_of
@@ -58,7 +57,6 @@ class _Loop:
         torch.manual_seed(self.seed)
         envs = job.collector.num_envs
         self.env = job.task.make(envs, seed=self.seed)
-        check_transitions(self.env)
         self.evaluation_env = job.task.make(job.evaluation.episodes, seed=self.seed)
         self.actor = make_actor(self.env, job.network.hidden)
         self.critic = make_critic(self.env, job.network.hidden)
@@ -133,6 +131,7 @@ class _Loop:
         title = f"{self.job.task.name}, seed {self.seed}"
         picture = self.run.path / "learning_curve.svg"
         write_curves(picture, curves, title=title, x="frames", y="return")
+        phases = {p: sum(m.get(f"time_{p}", 0.0) for m in lines) for p in PHASES}
         return {
             "task": self.job.task.name,
             "solved": self.solved,
@@ -141,6 +140,7 @@ class _Loop:
             "train_cpu_seconds": round(self.train_cpu, 3),
             "frames_per_cpu_second": round(self.frames / max(self.train_cpu, 1e-9), 1),
             "frames_per_second": round(self.frames / max(self.run.seconds, 1e-9), 1),
+            "phase_seconds": {name: round(seconds, 3) for name, seconds in phases.items()},
         }
 
     def _batches(self, frames: int) -> Iterator[TensorDictBase]:

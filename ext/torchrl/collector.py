@@ -9,6 +9,7 @@ from torch import Tensor
 from torchrl.modules import ProbabilisticActor
 
 from polopt.envs.batched import BatchedEnv
+from polopt.envs.guard import check_transitions
 from polopt.ext.torchrl.networks import distribution_of
 
 __all__ = ["BatchedCollector"]
@@ -31,7 +32,8 @@ class BatchedCollector:
 
     Raises:
         ValueError: If `frames_per_batch` is not a multiple of N, or the environment is of
-            another kind: those need TorchRL's `Collector`.
+            another kind: those need TorchRL's `Collector`. One that corrupts transitions
+            there too is refused with the reason.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class BatchedCollector:
         frames_per_batch: int,
         total_frames: int,
     ) -> None:
+        check_transitions(create_env_fn)
         if not isinstance(create_env_fn, BatchedEnv):
             raise ValueError(
                 f"BatchedCollector steps a BatchedEnv, got a {type(create_env_fn).__name__}: "

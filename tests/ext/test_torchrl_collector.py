@@ -66,3 +66,9 @@ def test_bad_input_is_named():
         BatchedCollector(env, actor, frames_per_batch=32, total_frames=64)
     with pytest.raises(ValueError, match="got a GymEnv: use torchrl"):
         BatchedCollector(GymEnv("CartPole-v1"), actor, frames_per_batch=32, total_frames=64)
+    corrupting = GymEnv("CartPole-v1", num_envs=2)
+    try:
+        with pytest.raises(ValueError, match="NEXT_STEP"):
+            BatchedCollector(corrupting, actor, frames_per_batch=32, total_frames=64)
+    finally:
+        corrupting.close()

@@ -1,5 +1,7 @@
 """The update step, networks and evaluation; and our loss in a loop of the user's own."""
 
+import time
+
 import pytest
 import torch
 
@@ -104,6 +106,22 @@ def test_gradient_norm_is_reported_and_bounded():
     assert update(batch)["grad_norm"] == pytest.approx(float(norm), rel=1e-5)
     grads = [p.grad.flatten() for p in (*actor.parameters(), *critic.parameters())]
     assert float(torch.cat(grads).norm()) == pytest.approx(bound, rel=1e-3)
+
+
+def test_phases_are_timed_at_no_noticeable_cost():
+    actor, critic, batch = setting(cartpole())
+    update = updater(actor, critic, epochs=20)
+    watch = update.stopwatch
+    watch.start()
+    update(batch)
+    seconds = watch.take()
+    assert set(seconds) == {"time_loss", "time_backward", "time_optimizer"}
+    assert min(seconds.values()) > 0
+    assert watch.take() == {}
+    start = time.process_time()
+    for _ in range(60 * 20):  # twenty times as many laps as the update made
+        watch.lap("loss")
+    assert time.process_time() - start < 20 * 0.01 * sum(seconds.values())
 
 
 def test_minibatch_size_must_divide():

@@ -125,7 +125,10 @@ def test_both_collectors_learn_the_same(tmp_path):
 
 
 def test_metrics_and_curve_are_written(tmp_path):
-    run(tmp_path / "run", job())
+    summary = run(tmp_path / "run", job())
+    assert set(summary["phase_seconds"]) == {
+        "collect", "advantage", "loss", "backward", "optimizer"
+    }  # fmt: skip
     lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
     training = [m for m in lines if "loss_objective" in m]
     assert [m["step"] for m in training] == [64, 128, 192, 256]
