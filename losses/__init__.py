@@ -17,7 +17,13 @@ from polopt.losses.controllers import (
     observe_all,
     states_of,
 )
-from polopt.losses.corrections import Correction, OffPolicyMask, Reject, Reweight
+from polopt.losses.corrections import (
+    Correction,
+    OffPolicyMask,
+    Reject,
+    RejectDivergent,
+    Reweight,
+)
 from polopt.losses.covariance import ClipCov, KlCov
 from polopt.losses.divergences import Kl, full_kl, kl_estimate
 from polopt.losses.groups import group_advantage, informative
@@ -105,6 +111,7 @@ __all__ = [
     "OffPolicyMask",
     "Plain",
     "Reject",
+    "RejectDivergent",
     "Reweight",
     "Sampling",
     "Schedule",

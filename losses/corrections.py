@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polopt.losses.numerics import MAX_LOG_RATIO
 
-__all__ = ["Correction", "Level", "OffPolicyMask", "Reject", "Reweight"]
+__all__ = ["Correction", "Level", "OffPolicyMask", "Reject", "RejectDivergent", "Reweight"]
 
 Level = Literal["token", "sequence", "geometric"]
 
@@ -117,6 +117,56 @@ class Reject:
         if self.low is not None:
             kept = kept & (ratio >= self.low)
         return torch.where(kept, ratio if self.weigh else 1.0, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RejectDivergent:
+    """Drops steps or whole sequences on which sampler and old policy disagree too much.
+
+    Weight 0 where an estimate of KL(sampler ‖ old policy), pooled, is above the limit, else 1.
+    With d = log(old / behavior): k2 is d²/2, k3 is exp(d) − 1 − d; neither can be negative,
+    so one limit holds deviations in both directions (`Reject` bounds the ratio itself).
+
+    Source: the estimates are those of http://joschu.net/blog/kl-approx.html; as a rule for
+    rejection they are verl's (`rollout_rs`).
+
+    Attributes:
+        limit: In nats, positive.
+        kl: `"k2"` or `"k3"`.
+        pool: `"token"`: each step by itself; `"sum"`, `"mean"` or `"max"` over the trained steps
+            of a sequence, which is dropped as a whole.
+    """
+
+    limit: float
+    kl: Literal["k2", "k3"] = "k3"
+    pool: Literal["token", "sum", "mean", "max"] = "mean"
+
+    def __post_init__(self) -> None:
+        if not self.limit > 0.0:
+            raise ValueError(f"limit must be positive, got {self.limit}")
+        if self.kl not in ("k2", "k3"):
+            raise ValueError(f"kl must be 'k2' or 'k3', got {self.kl!r}")
+        if self.pool not in ("token", "sum", "mean", "max"):
+            raise ValueError(f"pool must be 'token', 'sum', 'mean' or 'max', got {self.pool!r}")
+
+    def __call__(
+        self,
+        log_prob: Tensor,
+        old_log_prob: Tensor,
+        behavior_log_prob: Tensor,
+        advantage: Tensor,
+        mask: Tensor,
+    ) -> Tensor:
+        """See `Correction`."""
+        gap = (old_log_prob - behavior_log_prob).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        step = 0.5 * gap.square() if self.kl == "k2" else torch.expm1(gap) - gap
+        if self.pool == "max":
+            step = step.amax(-1, keepdim=True) if step.shape[-1] else step[..., :1]
+        elif self.pool != "token":
+            step = step.sum(-1, keepdim=True)
+        if self.pool == "mean":
+            step = step / mask.sum(-1, keepdim=True).clamp(min=1)
+        return (step <= self.limit).to(gap.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -171,6 +171,5 @@ OUT_OF_SCOPE: dict[str, str] = {
     "rescaled ratios are not offered": "TorchRL's `max_importance_ratio`, a rule of its own.",
     "absolute error is not offered": "For values: squared and Huber errors are.",
     "weights divided by their mean are not offered": "verl's `batch_normalize`.",
-    "rejection by k2 or k3 is not offered": "Rejection by bounds on the ratio is.",
     "the peer raised": "There is no number to compare with.",
 }

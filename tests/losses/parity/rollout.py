@@ -11,7 +11,7 @@ from torch import Tensor
 from parity.core import Case, Values
 from parity.policy import GRAD, LOSS, Setup, batch, far_from_old
 from parity.trl import weights
-from polopt.losses import Clip, Objective, Plain, Reject, Reweight
+from polopt.losses import Clip, Objective, Plain, Reject, RejectDivergent, Reweight
 
 LEVELS = {"token_k1": "token", "seq_sum_k1": "sequence", "seq_mean_k1": "geometric"}
 Deviations = frozenset[str]
@@ -31,8 +31,6 @@ def cases() -> Iterator[Case]:
         }
         if record.get("batch_normalize"):
             yield Case(**where, out_of_scope="weights divided by their mean are not offered")
-        elif (record.get("rollout_rs") or "k1").rpartition("_")[2] != "k1":
-            yield Case(**where, out_of_scope="rejection by k2 or k3 is not offered")
         elif fn.endswith("correction_weights"):
             yield weight_case(record, where)
         elif "error" in record:
@@ -80,7 +78,12 @@ def weight_case(record: dict[str, Any], where: dict[str, str]) -> Case:
 
 
 def kept(rs: str, threshold: Any, inputs: dict[str, Any], deviations: Deviations) -> Tensor:
-    """Return the mask after rejection by bounds on the ratio."""
+    """Return the mask after rejection by bounds on the ratio, or by a limit on k2 or k3."""
+    pool, _, kind = rs.removeprefix("seq_").rpartition("_")
+    if kind != "k1":
+        limit = float(threshold)
+        rule: Any = RejectDivergent(limit=limit, kl=kind, pool=pool)
+        return inputs["mask"] & (weights(rule, inputs) > 0)
     low, high = bounds_of(threshold)
     low = 1.0 / high if low is None else low
     if "bounds on the inverse ratio" in deviations:
@@ -102,7 +105,7 @@ def rejection_case(record: dict[str, Any], where: dict[str, str]) -> Case:
         **where,
         theirs={"mask": record["modified_response_mask"]},
         ours=ours,
-        deviations=inverted(record["threshold"]),
+        deviations=inverted(record["threshold"]) if record["rollout_rs"].endswith("k1") else (),
     )
 
 
