@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from polopt.losses.schedules import Coefficient, check_coefficient, number
-from polopt.losses.surrogates import Clip
+from polopt.losses.surrogates import Clip, clip_loss
 
 __all__ = ["ClipCov", "KlCov", "covariance"]
 
@@ -75,7 +75,7 @@ class ClipCov:
             log_prob: float [B, T].
             mask: bool [B, T].
         """
-        _, clipped = self._clip(log_ratio, advantage, log_prob, mask)
+        _, clipped = self._clip(log_ratio, advantage)
         cov = covariance(log_prob, advantage, mask)
         candidate = (cov > self.cov_low) & (cov < self.cov_high) & ~clipped
         lot = torch.where(candidate, torch.rand_like(cov), -1.0)
@@ -90,13 +90,12 @@ class ClipCov:
         selected: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """See `Surrogate`; `selected` is what `select` returned, bool [B, T]."""
-        loss, clipped = self._clip(log_ratio, advantage, log_prob, mask)
+        loss, clipped = self._clip(log_ratio, advantage)
         return torch.where(selected, 0.0, loss), clipped | selected
 
-    def _clip(
-        self, log_ratio: Tensor, advantage: Tensor, log_prob: Tensor, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        return Clip(low=self.low, high=self.high)(log_ratio, advantage, log_prob, mask)
+    def _clip(self, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
+        low, high = number(self.low, "low"), number(self.high, "high")
+        return clip_loss(log_ratio, advantage, low, high)
 
 
 @dataclass(frozen=True, kw_only=True)

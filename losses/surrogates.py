@@ -72,6 +72,17 @@ class SelectingSurrogate(Protocol):
         ...
 
 
+def clip_loss(
+    log_ratio: Tensor, advantage: Tensor, low: float, high: float
+) -> tuple[Tensor, Tensor]:
+    """Return −min(r·A, clip(r, 1 − low, 1 + high)·A) and where the clip cuts the gradient."""
+    ratio = log_ratio.exp()
+    cost = -advantage
+    free = cost * ratio
+    bound = cost * ratio.clamp(1.0 - low, 1.0 + high)
+    return torch.maximum(free, bound), bound > free
+
+
 @dataclass(frozen=True, kw_only=True)
 class Clip:
     """PPO clipping, with separate bounds (DAPO) and an optional dual clip.
@@ -107,13 +118,10 @@ class Clip:
         self, log_ratio: Tensor, advantage: Tensor, log_prob: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """See `Surrogate`."""
-        ratio = log_ratio.exp()
-        cost = -advantage
-        free = cost * ratio
-        bound = cost * ratio.clamp(1.0 - number(self.low, "low"), 1.0 + number(self.high, "high"))
-        loss = torch.maximum(free, bound)
-        clipped = bound > free
+        low, high = number(self.low, "low"), number(self.high, "high")
+        loss, clipped = clip_loss(log_ratio, advantage, low, high)
         if self.dual is not None:
+            cost = -advantage
             floor = cost * number(self.dual, "dual")
             over = (cost > 0) & (loss > floor)
             loss = torch.where(over, floor, loss)
