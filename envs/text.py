@@ -102,17 +102,21 @@ def arithmetic(
         min_digits=digits[0],
         max_digits=digits[1],
         seed=seed,
-        # Drawing lasts until both sets are full; this bounds it where problems run out.
-        size=100 * (train_size + evaluation_size),
+        size=2**31,  # nothing is made before it is asked for
     )
     sizes = {False: train_size, True: evaluation_size}
     rows: dict[bool, dict[str, dict[str, str]]] = {False: {}, True: {}}
+    idle = 0
     for problem in problems:
         prompt = f"{problem['metadata']['expression']} ="
         part = held_out(prompt)
-        if len(rows[part]) < sizes[part]:
-            rows[part].setdefault(prompt, {"prompt": prompt, "answer": problem["answer"]})
-        elif len(rows[not part]) == sizes[not part]:
+        idle += 1
+        if prompt not in rows[part] and len(rows[part]) < sizes[part]:
+            rows[part][prompt] = {"prompt": prompt, "answer": problem["answer"]}
+            idle = 0
+        found = len(rows[False]) + len(rows[True])
+        # So many draws without a new problem: there are hardly any others.
+        if found == train_size + evaluation_size or idle > 20 * (found + 100):
             break
     for name, part in (("train_size", False), ("evaluation_size", True)):
         if len(rows[part]) < sizes[part]:

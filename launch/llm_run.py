@@ -72,13 +72,19 @@ def train(job: LlmJob, run: Run) -> dict[str, Any]:
     trainer.add_callback(watch)
 
     found = _newest(run.path / "checkpoints")
-    run.continue_from(int(found.name.rpartition("-")[2]) if found else -1)
+    run.continue_from(_step(found) if found else -1)
     if found is None:
         watch.evaluate(0)
     began = time.monotonic(), cpu_seconds()
-    trainer.train(resume_from_checkpoint=str(found) if found else None)
+    steps = _finished(found, config.max_steps)
+    if steps is None:
+        trainer.train(resume_from_checkpoint=str(found) if found else None)
+        steps = trainer.state.global_step
+    elif found is not None:  # there is nothing left to do, and Trainer would do a step
+        trainer.restore(found)
+        weights = AutoModelForCausalLM.from_pretrained(found).state_dict()
+        trainer.accelerator.unwrap_model(trainer.model).load_state_dict(weights)
     spent = time.monotonic() - began[0], cpu_seconds() - began[1]
-    steps = trainer.state.global_step
     if not watch.interrupted and watch.evaluated != steps:
         watch.evaluate(steps)
     cpu = sum(gather_object([spent[1]]))
@@ -173,10 +179,23 @@ class _Watch(TrainerCallback):
                 file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in shown)
 
 
+def _finished(checkpoint: Path | None, max_steps: int) -> int | None:
+    """Return the step of a checkpoint at which training has ended, or None."""
+    if checkpoint is None:
+        return None
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    end = max_steps if max_steps > 0 else state["max_steps"]
+    return state["global_step"] if state["global_step"] >= end else None
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
+
+
 def _newest(folder: Path) -> Path | None:
     """Return the newest checkpoint that was written to its end."""
     whole = [p.parent for p in folder.glob("checkpoint-*/polopt.json")]
-    return max(whole, key=lambda p: int(p.name.rpartition("-")[2]), default=None)
+    return max(whole, key=_step, default=None)
 
 
 def _points(run: Run) -> list[dict[str, Any]]:

@@ -334,9 +334,15 @@ class PolicyTrainer(GRPOTrainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None or not (Path(checkpoint) / _STATE).exists():
-            return
-        state = json.loads((Path(checkpoint) / _STATE).read_text())
+        if checkpoint is not None and (Path(checkpoint) / _STATE).exists():
+            self.restore(Path(checkpoint))
+
+    def restore(self, checkpoint: Path) -> None:
+        """Take over the counts and the position in the prompts from a checkpoint.
+
+        `train(resume_from_checkpoint=…)` does it.
+        """
+        state = json.loads((checkpoint / _STATE).read_text())
         if self._stream is not None:
             self._stream.position = state["prompts_drawn"]
         self.generated = state["generated"]

@@ -1,0 +1,223 @@
+"""Recipes of text tasks: what is refused, what is resolved, and that the model learns."""
+
+import json
+
+import pytest
+
+pytest.importorskip("trl")
+pytest.importorskip("reasoning_gym")
+
+from polopt.launch.job import prepare
+from polopt.launch.llm import LlmJob
+from polopt.launch.recipe import RecipeError, load
+from polopt.launch.record import read_metrics
+from polopt.launch.run import Run
+from polopt.launch.train import find_recipe
+
+SMALL = (
+    "task.train_size=200",
+    "task.evaluation_size=32",
+    "model.warmup_steps=20",
+    "model.hidden_size=16",
+    "trainer.per_device_train_batch_size=16",
+    "trainer.max_steps=4",
+    "trainer.logging_steps=1",
+    "evaluation.every=2",
+    "algorithm.refill=reward",
+)
+
+
+def tree(*overrides):
+    return load(find_recipe("arithmetic-dapo"), overrides)
+
+
+def job(*overrides):
+    return prepare(tree(*overrides), name="test")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("POLOPT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def execute(job, path):
+    path.mkdir()
+    run = Run(path, job.tree)
+    return run.finish(job.train(run))
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("trainer.num_generations=1", "must be at least 2, got 1: a group of one"),
+        ("trainer.num_generations=7", "generation batch of 128 answers .* not divisible by .* 7"),
+        ("trainer.loss_type=grpo", r"trainer\.loss_type='grpo' .* set algorithm instead"),
+        ("trainer.beta=0.1", r"trainer\.beta=0.1 .* set objective.kl_coef instead"),
+        ("trainer.max_step=3", "unknown key 'trainer.max_step', did you mean 'max_steps'"),
+        ("trainer.max_steps=many", "'trainer.max_steps': .* got 'many'"),
+        ("trainer.seed=3", "'trainer.seed' cannot be set here: set the recipe's 'seed'"),
+        ("trainer.output_dir=x", "'trainer.output_dir' cannot be set here"),
+        ("trainer.steps_per_generation=0", "must be a whole number from 1, got 0"),
+        ("trainer.generation_batch_size=100", "must be a multiple of per_device"),
+        ("launch.processes=3 ", "generation batch of 384|multiple"),
+        ("evaluation.every=0", "every must be at least 1 or none, got 0"),
+        ("evaluation.evry=5", "unknown key 'evaluation.evry', did you mean 'every'"),
+        ("task.train_size=90000", "train_size=90000, but arithmetic"),
+        ("model.heads=3", "heads must be even"),
+        ("model.use=tiny_qwen", "unknown name 'tiny_qwen', did you mean 'tiny_qwen3'"),
+        ("algorithm.high=-1", "high must be positive"),
+        ("model=null", "needs the section 'model'"),
+        ("trainr.max_steps=3", "unknown section 'trainr', did you mean 'trainer'"),
+    ],
+)
+def test_wrong_recipes_are_one_sentence(setting, message):
+    if setting.startswith("launch"):
+        overrides = (setting.strip(), "trainer.num_generations=7")
+    else:
+        overrides = (setting,)
+    with pytest.raises(RecipeError, match=message) as caught:
+        job(*overrides)
+    assert "\n" not in str(caught.value)
+
+
+def test_algorithms_with_a_critic_are_refused():
+    recipe = {**tree(), "algorithm": {"use": "ppo"}}
+    with pytest.raises(RecipeError, match=r"algorithm: .* trains a critic"):
+        prepare(recipe, name="test")
+
+
+def test_batches_are_checked_for_all_processes():
+    """Half a group a process makes whole groups on two, but refilling needs them in one."""
+    small = ("trainer.per_device_train_batch_size=4", "trainer.num_generations=8")
+    two = (*small, "launch.processes=2")
+    with pytest.raises(RecipeError, match="generation batch of 4 answers"):
+        job(*small)
+    with pytest.raises(RecipeError, match="must be a multiple of num_generations=8"):
+        job(*two)
+    assert isinstance(job(*two, "algorithm.refill=null"), LlmJob)
+
+
+def test_arithmetic():
+    content = job(
+        "launch.processes=2",
+        "trainer.gradient_accumulation_steps=2",
+        "trainer.steps_per_generation=4",
+    ).arithmetic()
+    assert content["answers_per_optimizer_step"] == 128 * 2 * 2
+    assert content["answers_per_generation"] == 128 * 4 * 2
+    assert content["problems_per_generation"] == 128
+    assert content["optimizer_steps_per_generation"] == 2
+    json.dumps(content)
+
+
+def test_resolved_recipe_resolves_to_itself():
+    once = job().tree
+    assert prepare(once, name="test").tree == once
+    assert once["model"]["hidden_size"] == 64
+    assert once["trainer"]["save_steps"] == 100
+    # Checkpoints fall between generations.
+    assert (
+        job("trainer.steps_per_generation=8", "trainer.num_iterations=3").tree["trainer"][
+            "save_steps"
+        ]
+        == 120
+    )
+
+
+def test_preparing_writes_nothing(tmp_path, monkeypatch, cache):
+    monkeypatch.chdir(tmp_path)
+    job(*SMALL)
+    assert not list(tmp_path.iterdir())
+
+
+def test_run_folder(tmp_path, cache):
+    first = job(*SMALL)
+    summary = execute(first, tmp_path / "run")
+    assert summary["steps"] == 4
+    assert summary["world_size"] == 1
+    assert summary["samples"] >= 4 * 16
+    assert summary["warmup_cpu_seconds"] > 0
+    assert 0 <= summary["accuracy_after"]["sampled"] <= 1
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [line["step"] for line in lines if "eval/accuracy_greedy" in line] == [0, 2, 4]
+    assert {"reward", "entropy", "grad_norm", "clip_ratio/region_mean"} <= set().union(*lines)
+    samples = (tmp_path / "run" / "samples.jsonl").read_text().splitlines()
+    sample = json.loads(samples[0])
+    assert len(samples) == 3 * 2 * 16
+    assert {"step", "kind", "prompt", "answer", "completion", "correct"} == set(sample)
+    assert (tmp_path / "run" / "learning_curve.svg").read_text().startswith("<svg")
+    assert (tmp_path / "run" / "checkpoints" / "checkpoint-4" / "model.safetensors").exists()
+    # The model is warmed up once.
+    (made,) = cache.iterdir()
+    before = made.stat().st_mtime_ns
+    again = execute(job(*SMALL, "seed=1", "trainer.max_steps=1"), tmp_path / "again")
+    assert again["warmup_cpu_seconds"] < summary["warmup_cpu_seconds"] / 2
+    assert made.stat().st_mtime_ns == before
+    assert again["accuracy_before"]["greedy"] == summary["accuracy_before"]["greedy"]
+
+
+def test_resumed_run_is_the_uninterrupted_one(tmp_path, cache):
+    every = ("trainer.save_steps=2",)
+    whole = execute(job(*SMALL, *every), tmp_path / "whole")
+    path = tmp_path / "cut"
+    cut = execute(job(*SMALL, *every, "trainer.max_steps=2"), path)
+    assert cut["steps"] == 2
+    run = Run(path)
+    resumed = run.finish(job(*SMALL, *every).train(run))
+    assert resumed["steps"] == 4
+    for key in ("accuracy_before", "accuracy_after", "samples", "groups"):
+        assert resumed[key] == whole[key]
+    weights = "checkpoints/checkpoint-4/model.safetensors"
+    assert (path / weights).read_bytes() == (tmp_path / "whole" / weights).read_bytes()
+    # A checkpoint that was not written to its end does not count.
+    (path / "checkpoints" / "checkpoint-9").mkdir()
+    run = Run(path)
+    again = run.finish(job(*SMALL, *every).train(run))
+    for key in ("steps", "accuracy_before", "accuracy_after", "samples", "groups"):
+        assert again[key] == whole[key]
+
+
+def test_other_world_size_is_refused(tmp_path, cache):
+    """`accelerate launch --cpu --num_processes 2` runs one process and says nothing."""
+    two = job(*SMALL, "launch.processes=2", "trainer.per_device_train_batch_size=8")
+    (tmp_path / "run").mkdir()
+    with pytest.raises(RecipeError, match=r"'launch.processes' is 2, but 1 runs: .*torchrun"):
+        two.train(Run(tmp_path / "run", two.tree))
+    assert not cache.exists()
+
+
+def test_a_request_to_stop_saves_and_ends(tmp_path, cache, monkeypatch):
+    monkeypatch.setattr(Run, "should_stop", lambda self: True)
+    summary = execute(job(*SMALL), tmp_path / "run")
+    assert summary["steps"] == 1
+    assert (tmp_path / "run" / "checkpoints" / "checkpoint-1" / "polopt.json").exists()
+
+
+@pytest.mark.slow
+def test_it_learns_held_out_problems(tmp_path, cache):
+    summary = execute(
+        job("model.warmup_steps=1000", "trainer.max_steps=150", "evaluation.every=null"),
+        tmp_path / "run",
+    )
+    before, after = summary["accuracy_before"], summary["accuracy_after"]
+    assert after["sampled"] - before["sampled"] >= 0.15
+    assert after["greedy"] > before["greedy"]
+
+
+@pytest.mark.slow
+def test_two_processes(start, only_run, here, cache):
+    words = [w for w in SMALL if "batch_size" not in w]
+    process = start(
+        "train", "arithmetic-dapo", *words, "launch.processes=2",
+        "trainer.per_device_train_batch_size=8", "--json", POLOPT_CACHE=str(cache),
+    )  # fmt: skip
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err[-3000:]
+    summary = json.loads(out)
+    assert summary["world_size"] == 2
+    assert summary["steps"] == 4
+    assert summary["samples"] >= 4 * 16
+    assert len(list(cache.iterdir())) == 1
+    lines = read_metrics(only_run() / "metrics.jsonl")
+    assert [line["step"] for line in lines if "eval/accuracy_greedy" in line] == [0, 2, 4]
