@@ -90,7 +90,7 @@ def import_script(source: str, given: Mapping[str, str] | None = None) -> Import
     _ask_for_numbers(plan)
     batch = convert_batch(plan)
     convert_placement(plan, batch)
-    convert_loss(plan, batch)
+    convert_loss(plan)
     convert_optimizer(plan, batch)
     convert_steps(plan, batch, int(rows) if rows else None)
     convert_trackers(plan)

@@ -9,10 +9,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from polopt.launch.verl.shell_builtins import Break, Builtins, all_arguments
 from polopt.launch.verl.shell_expand import Expander
 from polopt.launch.verl.shell_state import Array, Field, State
 from polopt.launch.verl.shell_syntax import parse
-from polopt.launch.verl.shell_test import bracket_test, double_test
+from polopt.launch.verl.shell_test import double_test
 from polopt.launch.verl.shell_tree import (
     AndOr,
     Arith,
@@ -27,7 +28,7 @@ from polopt.launch.verl.shell_tree import (
     Simple,
     Test,
 )
-from polopt.launch.verl.shell_words import Part, ShellError, Word
+from polopt.launch.verl.shell_words import ShellError, Word
 
 __all__ = ["Invocation", "Script", "read_script"]
 
@@ -91,13 +92,9 @@ def read_script(source: str, given: Mapping[str, str] | None = None) -> Script:
     return Script(runner.invocations, state)
 
 
-class _Break(Exception):
-    """`break` or `continue`."""
-
-
-class _Runner:
+class _Runner(Builtins):
     def __init__(self, state: State) -> None:
-        self.state = state
+        super().__init__(state)
         self.invocations: list[Invocation] = []
         self._inside: tuple[str, ...] = ()
         self._steps = 0
@@ -147,13 +144,13 @@ class _Runner:
             self.state = start.fork()
             try:
                 branch()
-            except _Break as signal:
+            except Break as signal:
                 left = left or signal.args[0] == "break"
             results.append(self.state)
         self.state, self._inside = start, outside
         self.state.merge(results[0], results[1], line)
         if left:  # a loop that waits for something: assume that it comes
-            raise _Break("break")
+            raise Break("break")
 
     def _pipeline(self, pipeline: Pipeline) -> bool | None:
         status: bool | None = True
@@ -238,14 +235,14 @@ class _Runner:
     def _round(self, loop: Loop) -> bool:
         try:
             self.run(loop.body)
-        except _Break as signal:
+        except Break as signal:
             return signal.args[0] == "continue"
         return True
 
     def _for(self, loop: Loop) -> None:
         expander = Expander(self.state)
         if loop.words is None:
-            values = [f.text for f in expander.fields(_arguments(loop.line))]
+            values = [f.text for f in expander.fields(all_arguments(loop.line))]
         else:
             values = [f.text for word in loop.words for f in expander.fields(word)]
         if len(values) > _MAX_ROUNDS:
@@ -305,9 +302,8 @@ class _Runner:
             return True
         if name in self.state.functions:
             return self._call(name, command, fields)
-        builtin = getattr(self, f"_do_{_BUILTINS.get(name, '')}", None)
-        if builtin is not None:
-            return builtin(command.line, rest)
+        if self.is_builtin(name):
+            return self.builtin(name, command.line, rest)
         variables = {
             a.name: expander.text(a.value) for a in command.assigns if isinstance(a.value, Word)
         }
@@ -394,88 +390,3 @@ class _Runner:
         status = self.run(parse(text, line, self._calls))
         self._calls -= 1
         return status
-
-    # Commands of the shell that change what follows. Others succeed and change nothing.
-
-    def _do_nothing(self, line: int, rest: list[Field]) -> bool:
-        return True
-
-    def _do_false(self, line: int, rest: list[Field]) -> bool:
-        return False
-
-    def _do_exit(self, line: int, rest: list[Field]) -> bool:
-        self.state.ended = "exit"
-        return True
-
-    def _do_return(self, line: int, rest: list[Field]) -> bool:
-        self.state.ended = "return"
-        return not rest or rest[0].text == "0"
-
-    def _do_break(self, line: int, rest: list[Field]) -> bool:
-        raise _Break("break")
-
-    def _do_continue(self, line: int, rest: list[Field]) -> bool:
-        raise _Break("continue")
-
-    def _do_shift(self, line: int, rest: list[Field]) -> bool:
-        arguments = Expander(self.state).fields(_arguments(line))
-        count = int(rest[0].text) if rest and re.fullmatch(r"[0-9]{1,4}", rest[0].text) else 1
-        self.state.arguments = arguments[count:]
-        return len(arguments) >= count
-
-    def _do_set(self, line: int, rest: list[Field]) -> bool:
-        texts = [f.text for f in rest]
-        if "--" in texts:
-            self.state.arguments = rest[texts.index("--") + 1 :]
-        return True
-
-    def _do_unset(self, line: int, rest: list[Field]) -> bool:
-        for field in rest:
-            self.state.variables.pop(field.text, None)
-        return True
-
-    def _do_read(self, line: int, rest: list[Field]) -> bool | None:
-        for field in rest:
-            if field.text.isidentifier():
-                mark = self.state.unknowns.mark(f"${{{field.text}}}", (field.text,), line)
-                self.state.assign(field.text, mark, line)
-        return None
-
-    def _do_source(self, line: int, rest: list[Field]) -> bool:
-        name = self.state.unknowns.show(rest[0].text) if rest else ""
-        self.state.note(line, f"the file {name!r} is not read; give its variables with --set")
-        return True
-
-    def _do_let(self, line: int, rest: list[Field]) -> bool:
-        for field in rest:
-            Expander(self.state, lenient=True).number(field.text, line)
-        return True
-
-    def _do_test(self, line: int, rest: list[Field]) -> bool | None:
-        return bracket_test(self.state, [f.text for f in rest])
-
-
-def _arguments(line: int) -> Word:
-    return Word((Part("param", "@", True),), line, '"$@"')
-
-
-_BUILTINS = {
-    **dict.fromkeys(("echo", "printf", "true", ":", "trap", "cd", "pushd", "popd"), "nothing"),
-    **dict.fromkeys(("ulimit", "sleep", "wait", "mkdir", "shopt", "umask", "hash"), "nothing"),
-    "false": "false",
-    "exit": "exit",
-    "return": "return",
-    "break": "break",
-    "continue": "continue",
-    "shift": "shift",
-    "set": "set",
-    "unset": "unset",
-    "read": "read",
-    "mapfile": "read",
-    "readarray": "read",
-    "source": "source",
-    ".": "source",
-    "let": "let",
-    "[": "test",
-    "test": "test",
-}
