@@ -1,0 +1,171 @@
+"""Bad input is one sentence that names the argument, the value and what was expected."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import polopt.losses as losses
+from polopt.losses import (
+    Advantage,
+    Cispo,
+    Clip,
+    ClipCov,
+    GeometricClip,
+    Linear,
+    Objective,
+    OffPolicyMask,
+    Reject,
+    Reweight,
+    SoftGate,
+    ValueTerm,
+    check_finite,
+    dapo,
+    gae,
+    group_advantage,
+    gspo,
+    policy_loss,
+    select_steps,
+    value_loss,
+)
+
+B, T = 4, 7
+STEP = torch.zeros(B, T)
+MASK = torch.ones(B, T, dtype=torch.bool)
+GROUP = torch.zeros(B, dtype=torch.long)
+GIVEN = {"log_prob": STEP, "old_log_prob": STEP, "advantage": STEP, "mask": MASK}
+DAPO = dapo().objective
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mask": torch.ones(B, T)}, "mask must be bool, got torch.float32"),
+        ({"mask": MASK[:, :6]}, r"mask must have the shape of log_prob \(4, 7\), got \(4, 6\)"),
+        ({"old_log_prob": STEP[:3]}, r"old_log_prob must have the shape .*\(4, 7\), got \(3, 7\)"),
+        ({"old_log_prob": None}, "ratio 'token' needs old_log_prob, got none"),
+        ({"advantage": torch.zeros(B)}, r"advantage must have .*\(4, 7\) or \[B, 1\], got \(4,\)"),
+        ({"log_prob": torch.zeros(B, T).long()}, r"log_prob must be float .*got torch.int64"),
+        ({"log_prob": torch.zeros(2, 2, 2)}, r"log_prob must be float .*got .*\(2, 2, 2\)"),
+        ({"entropy": STEP[:, :1]}, r"entropy must have the shape .*got \(4, 1\)"),
+        ({"ref_log_prob": STEP[:, :1]}, r"ref_log_prob must have the shape .*got \(4, 1\)"),
+        ({"behavior_log_prob": STEP[:1]}, r"behavior_log_prob must have .*got \(1, 7\)"),
+        (
+            {"objective": replace(DAPO, kl_coef=0.1)},
+            "kl_coef is set, so ref_log_prob is required",
+        ),
+        (
+            {"objective": replace(DAPO, kl_coef=0.1, kl="full")},
+            "kl='full' is set, so kl is required",
+        ),
+        (
+            {"objective": replace(DAPO, entropy_coef=0.1)},
+            "entropy_coef is set, so entropy is required",
+        ),
+        (
+            {"objective": replace(DAPO, corrections=(Reweight(),))},
+            "corrections is set, so behavior_log_prob is required",
+        ),
+        (
+            {"objective": replace(DAPO, aggregation="group_token_mean")},
+            "'group_token_mean' needs group_tokens",
+        ),
+        (
+            {"objective": replace(DAPO, entropy_coef=Linear(start=1.0, end=0.0, steps=9)),
+             "entropy": STEP},
+            "entropy_coef is a schedule: pass resolve",
+        ),
+        (
+            {"objective": dapo(high=Linear(start=0.3, end=0.2, steps=9)).objective},
+            "high is a schedule: pass resolve",
+        ),
+    ],
+)  # fmt: skip
+def test_policy_loss(change, message):
+    with pytest.raises(ValueError, match=message):
+        policy_loss(**{"objective": DAPO, **GIVEN, **change})
+
+
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        (gspo().objective, r"'sequence_mean' needs steps \[B, T\], got \(4,\)"),
+        (replace(DAPO, ratio="sequence"), r"'sequence' needs steps \[B, T\], got \(4,\)"),
+        (replace(DAPO, surrogate=GeometricClip()), r"GeometricClip needs .* got \(4,\)"),
+    ],
+)
+def test_sequences_need_two_dimensions(objective, message):
+    step = torch.zeros(B)
+    with pytest.raises(ValueError, match=message):
+        policy_loss(step, step, step, objective=objective)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Objective(surrogate=Clip(), ratio="word"), "ratio must be one of .*got 'word'"),
+        (lambda: Objective(surrogate=Clip(), kl="k4"), "kl must be one of .*got 'k4'"),
+        (lambda: Objective(surrogate=Clip(), kl_in="x"), "kl_in must be .*got 'x'"),
+        (lambda: Objective(surrogate=Clip(), aggregation="mean"), "aggregation .*got 'mean'"),
+        (lambda: Objective(surrogate=Clip(), aggregation="constant"), "horizon .*required"),
+        (lambda: Objective(surrogate=Clip(), horizon=4), "horizon is for aggregation 'constant'"),
+        (lambda: losses.dr_grpo(horizon=0), "horizon must be at least 1, got 0"),
+        (lambda: Objective(surrogate=Clip(), kl_coef=-1.0), "kl_coef must be .* 0, got -1"),
+        (lambda: Clip(low=-0.2), r"low must be in \(0, 1\], got -0.2"),
+        (lambda: Clip(high=0.0), "high must be positive, got 0.0"),
+        (lambda: Clip(dual=0.5), "dual must be more than one, got 0.5"),
+        (lambda: losses.ppo(clip=-0.1), r"low must be in \(0, 1\], got -0.1"),
+        (lambda: Cispo(low=2.0), r"low must be in \[0, 1\] or none, got 2.0"),
+        (lambda: SoftGate(tau_negative=0.0), "tau_negative must be positive, got 0.0"),
+        (lambda: GeometricClip(low=-1.0), "low must be positive, got -1.0"),
+        (lambda: ClipCov(share=0.0), r"share must be in \(0, 1\], got 0.0"),
+        (lambda: ClipCov(cov_low=6.0), "cov_low must be below cov_high, got 6.0 and 5.0"),
+        (lambda: Reweight(level="word"), "level must be one of .*got 'word'"),
+        (lambda: Reject(high=0.0), "high must be positive, got 0.0"),
+        (lambda: Reject(low=3.0), r"low must be in \[0, high\), got low=3.0 high=2.0"),
+        (lambda: OffPolicyMask(threshold=-0.1), "threshold must not be negative, got -0.1"),
+        (lambda: ValueTerm(coef=-1.0), "coef must not be negative, got -1.0"),
+        (lambda: ValueTerm(clip=0.0), "clip must be positive or none, got 0.0"),
+        (lambda: ValueTerm(loss="l1"), "loss must be 'mse' or 'huber', got 'l1'"),
+        (lambda: Advantage(estimate=gae, settings={"gamma": 1.0}), "gae needs the setting 'lam'"),
+        (lambda: Advantage(estimate=group_advantage, settings={"scal": 1}), "no setting 'scal'"),
+        (lambda: dapo(refill="all"), "refill must be .*got 'all'"),
+        (lambda: dapo(max_rounds=0), "max_rounds must be at least 1, got 0"),
+        (lambda: group_advantage(STEP, GROUP), r"must both be \[N\], got \(4, 7\) and \(4,\)"),
+        (lambda: group_advantage(STEP[:, 0], GROUP.int()), "group must be int64, got torch.int32"),
+        (lambda: group_advantage(STEP[:, 0], GROUP, scale="std"), "scale .*got 'std'"),
+        (lambda: group_advantage(STEP[:, 0], GROUP, baseline="max"), "baseline .*got 'max'"),
+        (lambda: group_advantage(STEP[:, 0], GROUP, eps=-1.0), "eps .*negative, got -1.0"),
+        (lambda: gae(STEP, STEP, STEP, MASK, MASK, gamma=1.5, lam=1.0), r"gamma .*got 1.5"),
+        (lambda: gae(STEP, STEP, STEP, MASK, MASK, gamma=1.0, lam=-1.0), r"lam .*got -1.0"),
+        (lambda: gae(STEP, STEP, STEP, STEP, MASK, gamma=1.0, lam=1.0), "terminated must be bool"),
+        (lambda: gae(STEP, STEP[:1], STEP, MASK, MASK, gamma=1.0, lam=1.0), r"value .*\(1, 7\)"),
+        (lambda: value_loss(STEP, None, STEP, MASK, clip=0.2), "clip is set, so old_value is"),
+        (lambda: value_loss(STEP, None, STEP[:1], MASK), r"target must have .*got \(1, 7\)"),
+        (lambda: value_loss(STEP, None, STEP, STEP), "mask must be bool, got torch.float32"),
+        (lambda: value_loss(STEP, None, STEP, MASK, loss="l1"), "loss must be .*got 'l1'"),
+        (lambda: select_steps(STEP, STEP, STEP, objective=DAPO), "Clip selects nothing"),
+        (lambda: losses.kl_estimate(STEP, STEP, "k9"), "kl must be one of .*got 'k9'"),
+        (lambda: losses.kl_estimate(STEP, STEP, "full"), "'full' needs whole distributions"),
+        (lambda: losses.soft_overlong(GROUP, limit=4, cache=5), "cache .*got cache=5 limit=4"),
+        (lambda: losses.combine_rewards(STEP, [1.0]), r"weights .*\(7\), got 1"),
+        (lambda: losses.gdpo_advantage(STEP, GROUP, weights=[1.0]), r"weights .*\(7\), got 1"),
+        (lambda: losses.remax_advantage(STEP[0], STEP[1, :2]), r"greedy_reward .*got \(2,\)"),
+        (lambda: losses.length_adaptive_lam(GROUP, alpha=0.0), "alpha must be positive, got 0.0"),
+        (lambda: losses.reinforce_pp_advantage(STEP, MASK, gamma=2.0), r"gamma .*got 2.0"),
+        (lambda: losses.top_entropy(STEP, MASK, share=0.0), r"share .*got 0.0"),
+    ],
+)  # fmt: skip
+def test_errors_name_argument_value_and_expectation(call, message):
+    with pytest.raises(ValueError, match=message) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
+def test_values_are_checked_once_per_batch_not_in_the_loss():
+    bad = STEP.clone()
+    bad[2, 3] = torch.nan
+    check_finite(MASK, advantage=STEP, reward=None)
+    check_finite(torch.zeros_like(MASK), advantage=bad)
+    with pytest.raises(ValueError, match=r"advantage must be finite .*1 values .*\(2, 3\)"):
+        check_finite(MASK, advantage=bad)
