@@ -8,7 +8,14 @@ from trl import GRPOConfig
 
 from polopt.losses import Algorithm
 
-__all__ = ["LOSS_FIELDS", "check_algorithm", "check_config", "with_reference"]
+__all__ = [
+    "LOSS_FIELDS",
+    "check_algorithm",
+    "check_config",
+    "check_data",
+    "check_windows",
+    "with_reference",
+]
 
 LOSS_FIELDS = {
     "loss_type": "algorithm",
@@ -130,6 +137,24 @@ def check_data(args: GRPOConfig, algorithm: Algorithm, dataset: Any, processes: 
             f"sampling.refill replaces whole groups within a process: "
             f"per_device_train_batch_size * steps_per_generation = {local} must be a multiple "
             f"of num_generations={args.num_generations}"
+        )
+
+
+def check_windows(args: GRPOConfig, *, deepspeed: bool) -> None:
+    """Refuse optimizer steps that span two generations where their gradient cannot be mended.
+
+    Args:
+        args: TRL's config.
+        deepspeed: Whether DeepSpeed owns the gradients and steps within its backward.
+
+    Raises:
+        ValueError: If a count would not be known in time.
+    """
+    cycle = args.steps_per_generation * args.num_iterations
+    if deepspeed and cycle % args.gradient_accumulation_steps:
+        raise ValueError(
+            f"with DeepSpeed, steps_per_generation * num_iterations = {cycle} must be a multiple "
+            f"of gradient_accumulation_steps = {args.gradient_accumulation_steps}"
         )
 
 

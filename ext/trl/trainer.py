@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from transformers.utils import logging
 from trl import GRPOConfig, GRPOTrainer
 
-from polopt.ext.trl.config import check_algorithm, check_config, check_data, with_reference
+from polopt.ext.trl.config import (
+    check_algorithm,
+    check_config,
+    check_data,
+    check_windows,
+    with_reference,
+)
 from polopt.ext.trl.metrics import Window, step_metrics
 from polopt.ext.trl.sampling import PromptStream, Rollout
 from polopt.losses import Algorithm, informative, kl_estimate, resolve, whiten
@@ -79,12 +85,15 @@ class PolicyTrainer(GRPOTrainer):
         self._window = Window()
         self.generated = 0
         self.refilled: Counter[str] = Counter()
+        self._reported: Counter[str] = Counter()
+        self._before: list[Tensor] = []  # rewards of everything generated for one batch
         super().__init__(model, reward_funcs, with_reference(args, algorithm), **kwargs)
         if getattr(self, "aux_loss_enabled", False):
             raise ValueError(
                 "the model is a mixture of experts with an auxiliary loss, which PolicyTrainer "
                 "does not support: set router_aux_loss_coef of its config to 0"
             )
+        check_windows(self.args, deepspeed=self.is_deepspeed_enabled)
         self._stream = PromptStream(len(self.train_dataset), self.args.seed) if refill else None
 
     # --- generation, rewards and advantages ---------------------------------
@@ -216,14 +225,17 @@ class PolicyTrainer(GRPOTrainer):
             self.refilled["all_correct"] += solved
             self.refilled["all_wrong"] += failed
             self.refilled["same_reward"] += len(share) - solved - failed
-            self._metrics["train"]["sampling/reward_before_refill"].append(reward.nanmean().item())
+            self._before.append(reward)
         return useful
 
     def _report(self, rounds: int, short: int, groups: int) -> None:
-        before = getattr(self, "_reported", Counter())
+        before = self._reported
         for name in ("groups", "all_correct", "all_wrong", "same_reward"):
             key = "sampling/groups_generated" if name == "groups" else f"sampling/dropped_{name}"
             self._metrics["train"][key].append(self.refilled[name] - before[name])
+        mean = torch.cat(self._before).nanmean().item()
+        self._before.clear()
+        self._metrics["train"]["sampling/reward_before_refill"].append(mean)
         self._metrics["train"]["sampling/rounds"].append(rounds)
         self._metrics["train"]["sampling/groups_short"].append(short)
         self.refilled["rounds"] += rounds

@@ -10,7 +10,7 @@ pytest.importorskip("trl")
 from trl import GRPOConfig
 
 from polopt import losses
-from polopt.ext.trl.config import LOSS_FIELDS, check_algorithm, check_config
+from polopt.ext.trl.config import LOSS_FIELDS, check_algorithm, check_config, check_windows
 from polopt.ext.trl.trainer import PolicyTrainer
 
 spec = importlib.util.spec_from_file_location("trl_setup", Path(__file__).with_name("trl_setup.py"))
@@ -137,3 +137,23 @@ def test_refill_needs_groups_within_a_process_and_a_length(tmp_path):
         check_data(args, losses.dapo(), data.to_iterable_dataset(), 1)
     with pytest.raises(ValueError, match="refill does not work with rollout_func"):
         setup.build(PolicyTrainer, tmp_path, algorithm=losses.dapo(), rollout_func=len)
+
+
+def test_deepspeed_cannot_mend_a_step_over_two_generations():
+    check_windows(config(gradient_accumulation_steps=4, steps_per_generation=2), deepspeed=False)
+    check_windows(config(gradient_accumulation_steps=2, steps_per_generation=4), deepspeed=True)
+    with pytest.raises(ValueError, match=r"= 2 must be a multiple .* = 4"):
+        check_windows(config(gradient_accumulation_steps=4, steps_per_generation=2), deepspeed=True)
+
+
+def test_public_name_and_missing_extra(monkeypatch):
+    import sys
+
+    import polopt.ext.trl
+
+    assert polopt.ext.trl.PolicyTrainer is PolicyTrainer
+    assert not hasattr(polopt.ext.trl, "Policy")
+    monkeypatch.delitem(sys.modules, "polopt.ext.trl.trainer")
+    monkeypatch.setitem(sys.modules, "trl", None)
+    with pytest.raises(ImportError, match=r"pip install 'polopt\[trl\]'"):
+        polopt.ext.trl.PolicyTrainer  # noqa: B018
