@@ -13,10 +13,12 @@ from tensordict.nn import (
     TensorDictSequential,
 )
 from torch import Tensor, nn
-from torch.distributions import Categorical, Distribution
+from torch.distributions import Distribution
 from torchrl.data import Categorical as CategoricalSpec
 from torchrl.envs import EnvBase
 from torchrl.modules import IndependentNormal, ProbabilisticActor, ValueOperator
+
+from polopt.ext.torchrl.distributions import Categorical
 
 __all__ = ["distribution_of", "flatten", "make_actor", "make_critic", "value_of"]
 
@@ -33,19 +35,17 @@ def make_actor(env: EnvBase, hidden: Sequence[int] = (64, 64)) -> ProbabilisticA
     if isinstance(space, CategoricalSpec):
         net: nn.Module = _layers((width, *hidden, space.space.n), last_gain=0.01)
         keys, distribution = ["logits"], Categorical
-        settings = {"validate_args": False}
     else:
         count = space.shape[-1]
         net = nn.Sequential(
             _layers((width, *hidden, count), last_gain=0.01),
             AddStateIndependentNormalScale(count, scale_mapping="exp"),
         )
-        keys, distribution, settings = ["loc", "scale"], IndependentNormal, {}
+        keys, distribution = ["loc", "scale"], IndependentNormal
     return ProbabilisticActor(
         TensorDictModule(net, in_keys=["observation"], out_keys=keys),
         in_keys=keys,
         distribution_class=distribution,
-        distribution_kwargs=settings,
         return_log_prob=True,
     )
 

@@ -19,6 +19,7 @@ from torchrl.objectives.value import GAE
 from polopt.envs.control import cartpole, pendulum
 from polopt.ext.metrics import Stopwatch
 from polopt.ext.torchrl.collector import BatchedCollector
+from polopt.ext.torchrl.distributions import Categorical as OurCategorical
 from polopt.ext.torchrl.evaluate import greedy_returns
 from polopt.ext.torchrl.networks import (
     distribution_of,
@@ -151,6 +152,29 @@ def test_flat_parameters_train_like_separate_ones():
     torch.testing.assert_close(results[0], results[1], atol=1e-5, rtol=1e-4)
     before = setting(cartpole())[0]
     assert not torch.equal(next(before.parameters()), next(actor.parameters()))
+
+
+def test_categorical_equals_torch_s():
+    logits = (3 * torch.randn(5, 7, 4)).requires_grad_()
+    ours, torchs = OurCategorical(logits), Categorical(logits=logits)
+    action = torchs.sample()
+    for mine, theirs in (
+        (ours.log_prob(action), torchs.log_prob(action)),
+        (ours.entropy(), torchs.entropy()),
+        (ours.probs, torchs.probs),
+        (ours.mode, torchs.mode),
+    ):
+        torch.testing.assert_close(mine, theirs)
+        if mine.requires_grad:
+            grads = [
+                torch.autograd.grad(x.sin().sum(), logits, retain_graph=True)[0]
+                for x in (mine, theirs)
+            ]
+            torch.testing.assert_close(*grads)
+    draws = ours.sample(torch.Size([20_000]))
+    assert draws.shape == (20_000, 5, 7)
+    frequency = nn.functional.one_hot(draws, 4).double().mean(0)
+    torch.testing.assert_close(frequency, ours.probs.detach().double(), atol=0.02, rtol=0.0)
 
 
 def test_unusual_modules_run_as_they_are():
