@@ -1,5 +1,6 @@
 """Loss settings: from verl's keys to the section `algorithm` of a recipe."""
 
+from math import isfinite
 from typing import Any
 
 from polopt.launch.verl.convert_surrogate import convert_aggregation, convert_surrogate
@@ -224,29 +225,40 @@ def _corrections(plan: Plan) -> list[dict[str, Any]]:
             "",
             f"polopt has no level {weight!r}; with --allow no correction",
         )
+    rejection = _rejection(plan, reject, target)
+    return [*found, *([rejection] if rejection else [])]
+
+
+def _rejection(plan: Plan, rule: Any, target: str) -> dict[str, Any] | None:  # noqa: ANN401
+    name, limit_name = _CORRECTION + "rollout_rs", _CORRECTION + "rollout_rs_threshold"
+    if rule is None:
+        plan.say(name, "exact", target, "none")
+        plan.say(limit_name, "no effect", "", "rollout_rs is off")
+        return None
+    bounds = _bounds(plan.value(limit_name))
+    pool, _, kind = str(rule).removeprefix("seq_").rpartition("_")
     levels = {"token_k1": "token", "seq_sum_k1": "sequence", "seq_mean_k1": "geometric"}
-    if reject is None:
-        plan.say(_CORRECTION + "rollout_rs", "exact", target, "none")
-        plan.say(_CORRECTION + "rollout_rs_threshold", "no effect", "", "rollout_rs is off")
-    else:
-        bounds = _bounds(plan.value(_CORRECTION + "rollout_rs_threshold"))
-        if reject in levels and bounds and bounds[0]:
-            low, high = 1 / bounds[1], 1 / bounds[0]
-            found.append(
-                {"use": "Reject", "level": levels[reject], "low": low, "high": high, "weigh": False}
-            )
-            how = f"verl bounds 1/ratio: kept in [{low:g}, {high:g}]"
-            plan.say(_CORRECTION + "rollout_rs", "ours", target, f"Reject, {how}")
-            plan.say(_CORRECTION + "rollout_rs_threshold", "converted", target, how)
-        else:
-            plan.say(
-                _CORRECTION + "rollout_rs",
-                "refused",
-                "",
-                f"polopt does not import the rejection {reject!r} with threshold "
-                f"{plan.value(_CORRECTION + 'rollout_rs_threshold')!r}; with --allow none",
-            )
-            plan.say(_CORRECTION + "rollout_rs_threshold", "no effect", "", "see rollout_rs")
+    found: dict[str, Any] | None = None
+    if rule in levels and bounds and bounds[0] != 0:
+        low, high = 1 / bounds[1], bounds[1] if bounds[0] is None else 1 / bounds[0]
+        found = {"use": "Reject", "level": levels[rule], "low": low, "high": high, "weigh": False}
+        how = f"verl's bounds hold for 1/ratio: kept in [{low:g}, {high:g}]"
+    elif kind in ("k2", "k3") and pool in ("token", "sum", "mean", "max") and bounds:
+        found = {"use": "RejectDivergent", "limit": bounds[1], "kl": kind, "pool": pool}
+        how = f"kept where {kind} per {pool} is at most {bounds[1]:g}"
+    if found is None:
+        threshold = plan.value(limit_name)
+        plan.say(
+            name,
+            "refused",
+            "",
+            f"no rejection {rule!r} with threshold {threshold!r} here; with --allow none",
+        )
+        plan.say(limit_name, "no effect", "", "see rollout_rs")
+        return None
+    count = "what is dropped leaves the mean in verl, here it counts as zero"
+    plan.say(name, "approximate", target, f"{found['use']}, {how}; {count}")
+    plan.say(limit_name, "converted", target, how)
     return found
 
 
@@ -255,6 +267,8 @@ def _bounds(value: Any) -> tuple[float | None, float] | None:  # noqa: ANN401
     try:
         parts = [float(p) for p in str(value).split("_")]
     except ValueError:
+        return None
+    if not all(isfinite(p) for p in parts):
         return None
     if len(parts) == 1 and parts[0] > 0:
         return None, parts[0]

@@ -1,6 +1,7 @@
 """From the text of a launch script to a recipe and a report."""
 
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from polopt.launch.verl.convert_rest import convert_data, convert_model, convert
 from polopt.launch.verl.convert_rollout import convert_rollout, server_version
 from polopt.launch.verl.convert_train import convert_optimizer, convert_steps, convert_trackers
 from polopt.launch.verl.launches import read_launch
-from polopt.launch.verl.plan import ImportFault, Plan
+from polopt.launch.verl.plan import ImportFault, Plan, set_option
 from polopt.launch.verl.rules import apply_rules
 from polopt.launch.verl.schema import find
 from polopt.launch.verl.traps import add_traps
@@ -111,12 +112,14 @@ def _ask_for_numbers(plan: Plan) -> None:
         item, key = plan.override(name), find(name)
         if item is None or not item.asks or key is None:
             continue
-        if isinstance(key.default, bool | int | float) or key.type in ("int", "float", "bool"):
+        if isinstance(key.default, bool | int | float) or re.search(
+            r"\b(int|float|bool)\b", key.type
+        ):
             missing.append((item.line, item.key, item.asks[0]))
     if missing:
         wanted = dict.fromkeys(ask for _, _, ask in missing)
         first = missing[0]
-        sets = " ".join(f"--set {shlex.quote(f'{name}=…')}" for name in wanted)
+        sets = " ".join(map(set_option, wanted))
         others = f" (and {len(missing) - 1} more keys)" if len(missing) > 1 else ""
         raise ImportFault(
             f"line {first[0]}: {first[1]}{others} needs what only running the script would give: "

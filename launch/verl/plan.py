@@ -1,5 +1,7 @@
 """The work sheet of an import: what verl would use, and what is said about each key."""
 
+import re
+import shlex
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -7,7 +9,7 @@ from polopt.launch.verl import schema
 from polopt.launch.verl.launches import Launch
 from polopt.launch.verl.overrides import Override
 
-__all__ = ["NOT_SET", "ImportFault", "Plan", "Row", "Verdict"]
+__all__ = ["NOT_SET", "ImportFault", "Plan", "Row", "Verdict", "set_option"]
 
 Verdict = Literal[
     "exact",
@@ -37,6 +39,13 @@ _LARGEST = 10**12
 
 class ImportFault(ValueError):
     """The script cannot be imported; one sentence that starts with the line."""
+
+
+def set_option(name: str) -> str:
+    """How the user supplies a value, as it is typed in a shell."""
+    return (
+        f"--set {name}=…" if re.fullmatch(r"[\w.]+", name) else f"--set {shlex.quote(name + '=…')}"
+    )
 
 
 @dataclass
@@ -139,7 +148,6 @@ class Plan:
         value, item = self.value(name), self._last.get(name)
         if item and item.asks:
             asks = " and ".join(item.asks)
-            sets = " ".join(f"--set {a!r}=…" if "$" in a else f"--set {a}=…" for a in item.asks[:1])
             return ImportFault(
                 f"{self._line(name)}{item.key} depends on {asks}, which reading the script does "
                 f"not give: supply it with {sets}"
