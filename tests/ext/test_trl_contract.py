@@ -88,7 +88,9 @@ def test_entry_of_the_generation_batch(key):
 
 
 def test_loss_is_not_scaled_again():
-    assert GRPOTrainer.loss_is_scaled_for_ga is True
+    """Trainer would divide by the accumulation steps; TRL has had two ways to stop it."""
+    flag = getattr(GRPOTrainer, "loss_is_scaled_for_ga", None)
+    assert flag is True or "compute_loss_func=" in SOURCE
 
 
 def test_every_loss_field_is_known():

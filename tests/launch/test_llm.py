@@ -178,6 +178,16 @@ def test_resumed_run_is_the_uninterrupted_one(tmp_path, cache):
         assert again[key] == whole[key]
 
 
+def test_other_algorithms_and_the_reference_model(tmp_path, cache):
+    """GRPO's divergence needs the start of the run as reference: TRL loads it from the cache."""
+    recipe = {**tree(*SMALL[:-1]), "algorithm": {"use": "grpo", "kl_coef": 0.1}}
+    execute(prepare(recipe, name="test"), tmp_path / "run")
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    kl = [line["kl"] for line in lines if "kl" in line]
+    assert len(kl) == 4
+    assert abs(kl[0]) < 1e-6 < kl[-1]
+
+
 def test_other_world_size_is_refused(tmp_path, cache):
     """`accelerate launch --cpu --num_processes 2` runs one process and says nothing."""
     two = job(*SMALL, "launch.processes=2", "trainer.per_device_train_batch_size=8")
