@@ -150,7 +150,7 @@ class Plan:
             asks = " and ".join(item.asks)
             return ImportFault(
                 f"{self._line(name)}{item.key} depends on {asks}, which reading the script does "
-                f"not give: supply it with {sets}"
+                f"not give: supply it with {set_option(item.asks[0])}"
             )
         key = item.key if item else name
         return ImportFault(f"{self._line(name)}{key} must be {expected}, got {value!r}")

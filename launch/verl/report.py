@@ -68,7 +68,7 @@ def as_markdown(imported: Imported) -> str:
     lines += _list(
         "To fill in",
         [
-            f"{key}: {' or '.join(f'`--set {n}=…`' for n in names)}"
+            f"{key}: {' or '.join(f'`{set_option(n)}`' for n in names)}"
             for key, names in imported.open_names
         ],
     )

@@ -301,3 +301,9 @@ def test_further_overrides_win():
         (0, "trainer.nnodes", 4),
         (0, "a.b", 1),
     ]
+
+
+def test_a_value_that_is_met_late_is_asked_for():
+    words = f"{M} {ACTOR}use_kl_loss=True {ACTOR}kl_loss_type=low_var_kl 'data.seed='$S\n"
+    with pytest.raises(ValueError, match="line 1: data.seed .* --set S=…"):
+        import_script(words)
