@@ -13,6 +13,7 @@ _EXTRAS = {
     "Box2D": "control",
     "mujoco": "control",
     "vllm": "vllm",
+    "hydra": "verl",
 }
 
 

@@ -11,7 +11,7 @@ uv venv --quiet --python "$(command -v python)" "$outside/venv"
 uv pip install --quiet --python "$outside/venv" \
     --constraints "$checkout/tests/constraints/latest.txt" \
     --group "$checkout/pyproject.toml:test" \
-    "polopt[torchrl,trl] @ file://$(echo "$outside"/dist/*.whl)"
+    "polopt[torchrl,trl,verl] @ file://$(echo "$outside"/dist/*.whl)"
 cd "$outside"
 "$outside/venv/bin/python" -m pytest --config-file "$checkout/pyproject.toml" \
     --rootdir "$checkout" -p no:cacheprovider "$@" "$checkout/tests"
