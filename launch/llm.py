@@ -1,6 +1,6 @@
 """The job of a text task: a language model trained by TRL with an algorithm of polopt."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -32,8 +32,13 @@ _OWNED = {
 class ModelMaker(Protocol):
     """What the section `model` builds; cheap to build, the work is in `make`."""
 
-    def make(self, task: TextTask) -> Any:  # noqa: ANN401
-        """Return a folder or hub name that transformers can load model and tokenizer from."""
+    def make(self, task: TextTask, progress: Callable[[float, float, str], None]) -> Any:  # noqa: ANN401
+        """Return a folder or hub name that transformers can load model and tokenizer from.
+
+        Args:
+            task: What the model is for.
+            progress: May be told how much of the work is done, of how much, and a text.
+        """
         ...
 
 
@@ -174,7 +179,8 @@ def prepare(tree: dict[str, Any], *, name: str) -> LlmJob:
     model = build(tree["model"], makers, "model")
     if not isinstance(model, ModelMaker):
         raise RecipeError(
-            f"'model' must build something with a method make(task), got {type(model).__name__}"
+            "'model' must build something with a method make(task, progress), "
+            f"got {type(model).__name__}"
         )
     evaluation = call(Evaluation, tree.get("evaluation", {}), "evaluation")
     trainer, batch = _trainer(tree["trainer"], world, seed(tree), algorithm, task)

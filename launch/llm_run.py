@@ -46,7 +46,7 @@ def train(job: LlmJob, run: Run) -> dict[str, Any]:
         )
     began = time.monotonic(), cpu_seconds()
     with state.main_process_first():
-        source = job.model.make(job.task)
+        source = job.model.make(job.task, run.progress)
     warmup = time.monotonic() - began[0], cpu_seconds() - began[1]
     tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
     config = job.config(
@@ -93,7 +93,7 @@ def train(job: LlmJob, run: Run) -> dict[str, Any]:
         return {}
     points = _points(run)
     _draw(run, points, job)
-    before, after = points[0] if points else {}, points[-1] if points else {}
+    before, after = ({p["step"]: p for p in points}.get(step, {}) for step in (0, steps))
     return {
         "task": job.task.name,
         "seed": job.tree["seed"],

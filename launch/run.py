@@ -259,14 +259,15 @@ class _Line:
     """The progress line."""
 
     def __init__(self) -> None:
-        self._begin: tuple[float, float] | None = None
+        self._begin: tuple[float, float] = 0.0, 0.0
+        self._total: float | None = None
         self._shown = float("-inf")
         self._open = False
 
     def show(self, done: float, total: float, text: str) -> None:
         now = time.monotonic()
-        if self._begin is None:
-            self._begin = now, done  # a resumed run begins in the middle
+        if total != self._total:  # new work; a resumed run begins in the middle
+            self._begin, self._total = (now, done), total
         terminal = sys.stderr.isatty()
         if now - self._shown < (0.2 if terminal else 10.0) and done < total:
             return

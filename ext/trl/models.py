@@ -11,6 +11,7 @@ import json
 import os
 import random
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +23,8 @@ from torch import nn
 from polopt.envs.text import TextTask
 
 __all__ = ["Pretrained", "TinyQwen3", "cache_folder"]
+
+Progress = Callable[[float, float, str], None]
 
 _SPECIAL = ["<pad>", "<eos>", "<unk>"]
 
@@ -65,11 +68,12 @@ class TinyQwen3:
         if not 0.0 < self.label_accuracy <= 1.0:
             raise ValueError(f"label_accuracy must be in (0, 1], got {self.label_accuracy}")
 
-    def make(self, task: TextTask) -> Path:
+    def make(self, task: TextTask, progress: Progress | None = None) -> Path:
         """Return the folder of the model and tokenizer for `task`, made on first use.
 
         Args:
             task: Its training rows need an `"answer"`; the evaluation rows are not looked at.
+            progress: Told of each supervised step: how many are done, of how many, and a text.
         """
         key = {
             "maker": asdict(self),
@@ -83,7 +87,7 @@ class TinyQwen3:
             return folder
         tokenizer = _tokenizer(task)
         model = self._model(len(tokenizer))
-        _supervise(model, tokenizer, task, self)
+        _supervise(model, tokenizer, task, self, progress)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             made = Path(scratch) / "made"
@@ -128,8 +132,8 @@ class Pretrained:
 
     path: str
 
-    def make(self, task: TextTask) -> str:
-        """Return the path."""
+    def make(self, task: TextTask, progress: Progress | None = None) -> str:
+        """Return the path; there is nothing to make."""
         return self.path
 
 
@@ -171,7 +175,13 @@ def _tokenizer(task: TextTask) -> Any:  # noqa: ANN401
     )
 
 
-def _supervise(model: nn.Module, tokenizer: Any, task: TextTask, maker: TinyQwen3) -> None:  # noqa: ANN401
+def _supervise(
+    model: nn.Module,
+    tokenizer: Any,  # noqa: ANN401
+    task: TextTask,
+    maker: TinyQwen3,
+    progress: Progress | None,
+) -> None:
     """Train on the training rows with partly wrong labels."""
     rng = random.Random(maker.seed)
     prompts = tokenizer([row["prompt"] for row in task.train])["input_ids"]
@@ -179,7 +189,7 @@ def _supervise(model: nn.Module, tokenizer: Any, task: TextTask, maker: TinyQwen
     optimizer = torch.optim.AdamW(model.parameters(), lr=maker.warmup_lr, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: min(1.0, (i + 1) / 20))
     model.train()
-    for _ in range(maker.warmup_steps):
+    for step in range(maker.warmup_steps):
         rows, labels = [], []
         for i in rng.choices(range(len(prompts)), k=maker.warmup_batch_size):
             right = rng.random() < maker.label_accuracy
@@ -196,4 +206,6 @@ def _supervise(model: nn.Module, tokenizer: Any, task: TextTask, maker: TinyQwen
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
+        if progress is not None:
+            progress(step + 1, maker.warmup_steps, "warming up the model, once")
     model.eval()

@@ -131,9 +131,12 @@ def test_preparing_writes_nothing(tmp_path, monkeypatch, cache):
     assert not list(tmp_path.iterdir())
 
 
-def test_run_folder(tmp_path, cache):
+def test_run_folder(tmp_path, cache, capfd):
     first = job(*SMALL)
     summary = execute(first, tmp_path / "run")
+    shown = capfd.readouterr().err
+    assert "100 % · warming up the model, once" in shown
+    assert "100 % · step 4/4" in shown
     assert summary["steps"] == 4
     assert summary["world_size"] == 1
     assert summary["samples"] >= 4 * 16
@@ -201,6 +204,8 @@ def test_a_request_to_stop_saves_and_ends(tmp_path, cache, monkeypatch):
     monkeypatch.setattr(Run, "should_stop", lambda self: True)
     summary = execute(job(*SMALL), tmp_path / "run")
     assert summary["steps"] == 1
+    assert summary["accuracy_before"]["greedy"] is not None
+    assert summary["accuracy_after"] == {"greedy": None, "sampled": None}
     assert (tmp_path / "run" / "checkpoints" / "checkpoint-1" / "polopt.json").exists()
 
 
