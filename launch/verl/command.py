@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-__all__ = ["EPILOG", "add_arguments", "import_verl"]
+__all__ = ["EPILOG", "add_arguments", "import_verl", "split_set"]
 
 EPILOG = """\
 Nothing in the script is executed. What only running it would tell (variables of the
@@ -59,7 +59,7 @@ def import_verl(script: str, sets: list[str], out: str | None, *, allow: bool) -
     path = Path(script)
     given = {}
     for item in sets:
-        name, found, value = _split(item)
+        name, found, value = split_set(item)
         if not found or not name:
             raise RecipeError(f"--set {item!r} is not of the form NAME=VALUE")
         given[name] = value
@@ -94,7 +94,7 @@ def import_verl(script: str, sets: list[str], out: str | None, *, allow: bool) -
     return {"content": content, "text": text, "code": code}
 
 
-def _split(item: str) -> tuple[str, str, str]:
+def split_set(item: str) -> tuple[str, str, str]:
     """Split at the `=` behind the name, which may be a substitution: `$(a=b)=value`."""
     for opening, closing in (("$(", ")"), ("${", "}"), ("`", "`")):
         if item.startswith(opening):

@@ -220,7 +220,9 @@ def _reward(plan: Plan, task: dict[str, Any]) -> None:
     longest = plan.integer(
         "reward.reward_kwargs.max_resp_len", low=1, default=plan.integer("data.max_response_length")
     )
-    width = plan.integer(_OVERLONG + "len", low=1, default=0)
+    if not plan.is_set(_OVERLONG + "len"):
+        raise plan.fail(_OVERLONG + "enable", "false, or given overlong_buffer_cfg.len")
+    width = plan.integer(_OVERLONG + "len", low=1)
     if width > longest:
         raise plan.fail(_OVERLONG + "len", f"at most max_resp_len = {longest}")
     factor = plan.number(_OVERLONG + "penalty_factor", default=1.0)

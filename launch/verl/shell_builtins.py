@@ -24,6 +24,7 @@ class Builtins:
 
     def __init__(self, state: State) -> None:
         self.state = state
+        self.loops = 0
 
     def is_builtin(self, name: str) -> bool:
         """Whether a command is one of these."""
@@ -48,10 +49,14 @@ class Builtins:
         return not rest or rest[0].text == "0"
 
     def _do_break(self, line: int, rest: list[Field]) -> bool:
-        raise Break("break")
+        if self.loops:
+            raise Break("break")
+        return True
 
     def _do_continue(self, line: int, rest: list[Field]) -> bool:
-        raise Break("continue")
+        if self.loops:
+            raise Break("continue")
+        return True
 
     def _do_shift(self, line: int, rest: list[Field]) -> bool:
         arguments = Expander(self.state).fields(all_arguments(line))

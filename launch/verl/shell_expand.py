@@ -189,11 +189,12 @@ class Expander:
         if is_set is (default[1][-1] == "-"):
             return (part,)
         operand = _home(Reader(default[2], line, self.depth + 1).operand(quoted=False))
-        return [p for inner in operand for p in self._inline(inner, line)]
+        loose = [Part("loose", p.text) if p.kind == "text" and not p.quoted else p for p in operand]
+        return [p for inner in loose for p in self._inline(inner, line)]
 
     def _part(self, part: Part, line: int) -> tuple[list[Field], bool]:
         """Values of a part, and whether they are separate words even in quotes."""
-        if part.kind == "text":
+        if part.kind in ("text", "loose"):
             return [Field(part.text, line, part.text)], False
         if part.kind == "arith":
             value = self.number(part.text, line)

@@ -233,10 +233,13 @@ class _Runner(Builtins):
         raise ShellError(loop.line, f"the loop takes more than {_MAX_ROUNDS} rounds")
 
     def _round(self, loop: Loop) -> bool:
+        self.loops += 1
         try:
             self.run(loop.body)
         except Break as signal:
             return signal.args[0] == "continue"
+        finally:
+            self.loops -= 1
         return True
 
     def _for(self, loop: Loop) -> None:

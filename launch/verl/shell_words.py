@@ -41,13 +41,14 @@ class Part:
     """A piece of a word.
 
     Attributes:
-        kind: `text`, `param` (the inside of `${…}`), `arith` (the inside of `$((…))`) or
-            `command` (a substitution, delimiters included).
+        kind: `text`, `param` (the inside of `${…}`), `arith` (the inside of `$((…))`),
+            `command` (a substitution, delimiters included) or `loose` (text out of an
+            expansion, which is split).
         text: The text.
         quoted: Whether it stands in quotes: then it is neither split nor brace-expanded.
     """
 
-    kind: Literal["text", "param", "arith", "command"]
+    kind: Literal["text", "param", "arith", "command", "loose"]
     text: str
     quoted: bool = False
 

@@ -305,5 +305,5 @@ def test_further_overrides_win():
 
 def test_a_value_that_is_met_late_is_asked_for():
     words = f"{M} {ACTOR}use_kl_loss=True {ACTOR}kl_loss_type=low_var_kl 'data.seed='$S\n"
-    with pytest.raises(ValueError, match="line 1: data.seed .* --set S=…"):
+    with pytest.raises(ValueError, match=r"line 1: data\.seed .* --set S=…"):
         import_script(words)
