@@ -244,6 +244,11 @@ def prepare(tree: dict[str, Any], *, name: str) -> ControlJob:
         raise RecipeError(
             f"'update.minibatch_size' {size} must divide 'collector.frames_per_batch' {frames}"
         )
+    if algorithm.objective.ratio == "none" and (job.update.epochs > 1 or size < frames):
+        raise RecipeError(
+            "the algorithm has no importance ratio, so only its first update of a batch is right: "
+            f"set update.epochs=1 update.minibatch_size={frames}, or use ppo"
+        )
     return job
 
 

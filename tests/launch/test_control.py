@@ -50,6 +50,7 @@ def job(*overrides):
         ("reward_scaling.clamp=0", "clamp must be positive, got 0"),
         ("evaluation.episodes=0", "episodes must be positive, got 0"),
         ("algorithm={use: grpo}", "estimates its advantages with group_advantage: use ppo"),
+        ("algorithm={use: a2c}", "set update.epochs=1 update.minibatch_size=64, or use ppo"),
         ("launch={processes: 2}", "'launch.processes' must be 1"),
         ("network.hidden=[64, 0]", "hidden must be positive widths"),
         ("task={use: cartpole, gravity: 3}", "unknown key 'task.gravity'"),
