@@ -258,7 +258,7 @@ class Reader:
             c = self.source[self.at]
             if c == "\\":
                 self.at += 2
-            elif c == "'" and not quoted:
+            elif c == "'":  # in pairs even inside of double quotes, where they stay
                 end = self.source.find("'", self.at + 1)
                 if end < 0:
                     raise ShellError(self.line, "unbalanced single quote")
