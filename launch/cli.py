@@ -2,12 +2,13 @@
 
 import argparse
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from polopt import __version__
-from polopt.launch.result import SPAWNED, Result
+from polopt.launch.result import SPAWNED, Result, rank
 from polopt.launch.verl.command import EPILOG, add_arguments
 
 __all__ = ["main"]
@@ -113,6 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0 fine, 1 failed run, 2 wrong input, 128 + n after signal n.
     """
+    _open_streams()
     args = _arguments(argv)
     try:
         result = _run(args)
@@ -123,6 +125,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
+def _open_streams() -> None:
+    """Give a process that was started without stdout or stderr (`>&-`) an empty one."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+
+
 def _run(args: argparse.Namespace) -> Result:
     from polopt.launch.recipe import RecipeError
     from polopt.launch.signals import Signals, Terminated
@@ -131,9 +140,8 @@ def _run(args: argparse.Namespace) -> Result:
         with _stdout_is_stderr(), Signals() as signals:
             return _command(args.command)(args, signals)
     except RecipeError as error:
-        rank = os.environ.get("RANK")
-        prefix = f"polopt: rank {rank}: " if rank else "polopt: "
-        print(f"{prefix}{error}", file=sys.stderr)
+        where = f"rank {os.environ.get('RANK')}: " if "WORLD_SIZE" in os.environ else ""
+        print(f"polopt: {where}{error}", file=sys.stderr)
         return Result(content={"error": str(error)}, text="", code=2)
     except Terminated as error:
         print(f"polopt: {error}", file=sys.stderr)
@@ -159,8 +167,10 @@ def _import_verl(args: argparse.Namespace, signals: object) -> Result:
 
 
 def _print(as_json: bool, result: Result) -> None:
-    if SPAWNED in os.environ or os.environ.get("RANK", "0") != "0":
+    if SPAWNED in os.environ or rank():
         return  # the parent, or the main rank, answers
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that cannot show a sign
+        sys.stdout.reconfigure(errors="backslashreplace")
     if as_json:
         from polopt.launch.files import encode
 

@@ -14,13 +14,13 @@ FORMAT = 1
 
 
 def encode(value: object) -> str:
-    """Return JSON on one line; NaN and infinities, which JSON lacks, become strings.
+    """Return JSON on one line of ASCII; NaN and infinities, which JSON lacks, become strings.
 
     Raises:
         ValueError: If JSON cannot hold the value.
     """
     try:
-        return json.dumps(_named(value), allow_nan=False, ensure_ascii=False)
+        return json.dumps(_named(value), allow_nan=False)
     except TypeError as error:
         raise ValueError(f"JSON cannot hold this: {error}") from error
 

@@ -94,7 +94,12 @@ def prepare(tree: dict[str, Any], *, name: str) -> Job:
         tree["algorithm"] = complete(tree["algorithm"], names, "algorithm")
     with missing_extra(_title(tree, "task")):
         maker = _maker(task)
-        return maker(tree, name=tree["name"])
+        try:
+            return maker(tree, name=tree["name"])
+        except RecipeError:
+            raise
+        except ValueError as error:  # the house's error for wrong input
+            raise RecipeError(str(error)) from error
 
 
 def _maker(task: object) -> Callable[..., Job]:

@@ -140,7 +140,7 @@ def nearest(name: str, known: Collection[str]) -> str:
     if close:
         return f"did you mean {folded[close[0]]!r}?"
     if not known:
-        return "nothing is known here"
+        return "it takes no settings"
     return f"expected {'one of ' if len(known) > 1 else ''}{', '.join(sorted(known))}"
 
 

@@ -11,7 +11,7 @@ from polopt.launch.job import algorithm_names, prepare
 from polopt.launch.recipe import RecipeError, call, load, nearest, override
 from polopt.launch.result import Result
 from polopt.launch.signals import Signals
-from polopt.launch.train import find_recipe, flatten, recipe_names
+from polopt.launch.train import find_recipe, flatten, is_file, recipe_names
 
 __all__ = ["list_all", "show"]
 
@@ -37,13 +37,15 @@ def show(args: argparse.Namespace, signals: Signals) -> Result:
     if not args.arguments:
         raise RecipeError("name a recipe or an algorithm, `polopt list` has them")
     name, *overrides = args.arguments
-    if name in recipe_names() or Path(name).is_file():
+    if name in recipe_names() or is_file(Path(name)):
         return _recipe(name, overrides)
     algorithms = algorithm_names()
     if name in algorithms:
         return _algorithm(name, algorithms[name], overrides)
     known = [*recipe_names(), *algorithms]
-    raise RecipeError(f"there is no recipe or algorithm {name!r}, {nearest(name, known)}")
+    raise RecipeError(
+        f"there is no recipe or algorithm {name!r}, {nearest(Path(name).stem, known)}"
+    )
 
 
 def _recipe(name: str, overrides: list[str]) -> Result:

@@ -6,7 +6,14 @@ import sys
 import threading
 from types import FrameType, TracebackType
 
-__all__ = ["Signals", "Terminated"]
+__all__ = ["HANDLED", "Signals", "Terminated", "ignored"]
+
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def ignored(signum: int) -> bool:
+    """Whether whoever started the process had a signal ignored, as nohup does with SIGHUP."""
+    return signal.getsignal(signum) is signal.SIG_IGN
 
 
 class Terminated(BaseException):
@@ -42,8 +49,8 @@ class Signals:
         self._timer: threading.Timer | None = None
 
     def __enter__(self) -> "Signals":
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
+        for signum in HANDLED:
+            if not ignored(signum):
                 self._previous[signum] = signal.signal(signum, self._handle)
         return self
 

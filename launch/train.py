@@ -17,11 +17,11 @@ from polopt.launch.files import read_json, write_json
 from polopt.launch.job import Job, prepare, processes
 from polopt.launch.recipe import RecipeError, dump, load, nearest, override
 from polopt.launch.record import read_run
-from polopt.launch.result import SPAWNED, Result
+from polopt.launch.result import SPAWNED, Result, rank
 from polopt.launch.run import Run, cpu_seconds, new_folder
-from polopt.launch.signals import Signals, Terminated
+from polopt.launch.signals import HANDLED, Signals, Terminated, ignored
 
-__all__ = ["find_recipe", "flatten", "recipe_names", "train"]
+__all__ = ["find_recipe", "flatten", "is_file", "recipe_names", "train"]
 
 LENGTH = ("collector.total_frames", "trainer.max_steps", "evaluation.stop_at")
 """What may differ when a run is resumed: how long it goes on."""
@@ -44,13 +44,20 @@ def find_recipe(name: str) -> Path:
         RecipeError: If there is neither, with the nearest name.
     """
     path, names = Path(name), recipe_names()
-    if path.is_file():
+    if is_file(path):
         return path
     if name in names:
         return Path(str(files("polopt.launch").joinpath("recipes", f"{name}.yaml")))
-    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
-        raise RecipeError(f"there is no recipe file {name}; `polopt list` names those that ship")
-    raise RecipeError(f"there is no recipe {name!r}, {nearest(name, names)}")
+    what = "file " if path.suffix in (".yaml", ".yml") or len(path.parts) > 1 else ""
+    raise RecipeError(f"there is no recipe {what}{name!r}, {nearest(path.stem, names)}")
+
+
+def is_file(path: Path) -> bool:
+    """Whether a path can be read: a file, or a pipe as in `polopt train <(make-recipe)`."""
+    try:
+        return path.exists() and not path.is_dir()
+    except OSError:  # a name that is too long
+        return False
 
 
 def train(args: argparse.Namespace, signals: Signals) -> Result:
@@ -64,15 +71,15 @@ def train(args: argparse.Namespace, signals: Signals) -> Result:
     tree, kept = _read(name, overrides, resume)
     if not args.dry_run:
         _writable(resume or Path(args.runs))
-    world = _world(processes(tree))
+    _check_world(processes(tree))
     job = prepare(tree, name=Path(name or "run").stem)
     if kept is not None:
         _same(job.tree, kept, resume)
     if args.dry_run:
         return _plan(args, job)
-    if world is None and job.processes > 1:
+    if job.processes > 1 and "WORLD_SIZE" not in os.environ:
         return _spawn(args, job, resume)
-    run = _open(job, resume, Path(args.runs), world, signals)
+    run = _open(job, resume, Path(args.runs), signals)
     return _execute(job, run, signals)
 
 
@@ -140,17 +147,18 @@ def _writable(folder: Path) -> None:
         raise RecipeError(f"cannot write runs to {folder}: no permission, use --runs DIR")
 
 
-def _world(asked: int) -> int | None:
-    """Return the world size given by a launcher, None without one."""
-    text = os.environ.get("WORLD_SIZE")
-    if text is None:
-        return None
-    if not text.isdecimal() or int(text) != asked:
+def _check_world(asked: int) -> None:
+    """Refuse a launcher that started another number of processes than the recipe asks for."""
+    started = os.environ.get("WORLD_SIZE")
+    if started is None:
+        return
+    if started != str(asked):
         raise RecipeError(
-            f"'launch.processes' is {asked}, but the launcher started {text}: "
-            f"add launch.processes={text}, or launch {asked}"
+            f"'launch.processes' is {asked}, but the launcher started {started}: "
+            f"add launch.processes={started}, or launch {asked}"
         )
-    return int(text)
+    if not os.environ.get("RANK", "").isdecimal():
+        raise RecipeError("WORLD_SIZE is set, but RANK is not: the launcher must set both")
 
 
 def _plan(args: argparse.Namespace, job: Job) -> Result:
@@ -179,20 +187,21 @@ def _spawn(args: argparse.Namespace, job: Job, resume: Path | None) -> Result:
     """Start this command once per rank, pass signals on, and wait."""
     path = resume or _make(Path(args.runs), job.name)
     command = [sys.executable, *_torchrun(job.processes)[1:], "-m", *_command(args)]
-    # Its own session: Ctrl-C reaches the ranks once, through the handler below.
-    child = subprocess.Popen(
-        command, env={**os.environ, _FOLDER: str(path), SPAWNED: "1"}, start_new_session=True
-    )
+    environment = {**os.environ, _FOLDER: str(path), SPAWNED: "1"}
     received: list[int] = []
+    child: subprocess.Popen[bytes] | None = None
 
     def forward(signum: int, frame: FrameType | None) -> None:
         received.append(signum)
-        child.send_signal(signum)
+        if child is not None:
+            child.send_signal(signum)
 
-    previous = {
-        s: signal.signal(s, forward) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    }
+    previous = {s: signal.signal(s, forward) for s in HANDLED if not ignored(s)}
     try:
+        # In a session of its own: Ctrl-C reaches the ranks once, through `forward`.
+        child = subprocess.Popen(command, env=environment, start_new_session=True)
+        if received:
+            child.send_signal(received[0])
         code = child.wait()
     finally:
         for signum, handler in previous.items():
@@ -217,8 +226,8 @@ def _make(root: Path, name: str) -> Path:
         raise RecipeError(f"{error}; use --runs DIR") from error
 
 
-def _open(job: Job, resume: Path | None, root: Path, world: int | None, signals: Signals) -> Run:
-    main = int(os.environ.get("RANK", "0")) == 0
+def _open(job: Job, resume: Path | None, root: Path, signals: Signals) -> Run:
+    main = rank() == 0
     given = os.environ.get(_FOLDER)
     if resume is not None:
         path = resume
@@ -228,7 +237,7 @@ def _open(job: Job, resume: Path | None, root: Path, world: int | None, signals:
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()):
                 raise RecipeError(f"{_FOLDER} names {path}, which is not empty; name a new folder")
-    elif world in (None, 1):
+    elif job.processes == 1:
         path = _make(root, job.name)
     else:
         path = _shared(root, job.name, main)
@@ -268,6 +277,10 @@ def _execute(job: Job, run: Run, signals: Signals) -> Result:
     except Terminated as error:
         summary |= {"status": "stopped", "signal": signal.Signals(error.signum).name}
         code = 128 + error.signum
+    except RecipeError as error:  # of the kind that only shows once the work has begun
+        print(f"polopt: {error}", file=sys.stderr)
+        summary |= {"status": "failed", "error": str(error)}
+        code = 2
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         summary |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
