@@ -327,3 +327,37 @@ def test_runs_of_one_second_get_folders_of_their_own(here, start):
         assert process.wait(timeout=100) == 0
     paths = sorted((here / "runs").iterdir())
     assert sorted(read_run(p).config["seed"] for p in paths) == [0, 1, 2]
+
+
+# --- odd surroundings ---
+
+
+def test_closed_streams_are_no_traceback(here):
+    env = {**os.environ, "PYTHONPATH": str(HERE)}
+    command = f"{sys.executable} -m polopt show fake.yaml >&- 2>err; echo $?"
+    done = subprocess.run(["bash", "-c", command], cwd=here, env=env, capture_output=True)
+    assert (done.stdout, (here / "err").read_text()) == (b"0\n", "")
+
+
+def test_a_terminal_without_unicode(here):
+    env = {**os.environ, "PYTHONPATH": str(HERE), "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "polopt", "train", "fake.yaml", "--dry-run", "name=ü"]
+    for words in (command, [*command, "--json"]):
+        done = subprocess.run(words, cwd=here, env=env, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["recipe"]["name"] == "ü"
+
+
+def test_a_recipe_may_be_a_pipe(here):
+    env = {**os.environ, "PYTHONPATH": str(HERE)}
+    command = f"{sys.executable} -m polopt train <(cat fake.yaml) --dry-run --json name=x"
+    out = subprocess.check_output(["bash", "-c", command], cwd=here, env=env)
+    assert json.loads(out)["recipe"]["collector"]["total_frames"] == 6
+
+
+@needs_safetensors
+def test_a_rank_without_a_launcher_means_nothing(here, capfd, monkeypatch, only_run):
+    monkeypatch.setenv("RANK", "3")
+    assert main(["train", "fake.yaml"]) == 0
+    assert "completed" in capfd.readouterr().out
+    assert read_run(only_run()).summary["status"] == "completed"
