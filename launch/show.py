@@ -77,7 +77,14 @@ def _algorithm(name: str, preset: Callable[..., Any], overrides: list[str]) -> R
     axes = {} if missing else flatten(_value(call(preset, arguments, name)))
     doc = inspect.getdoc(preset) or ""
     content = {"algorithm": name, "settings": settings, "axes": axes, "doc": doc}
-    lines = [f"{name}{inspect.signature(preset)}", "", doc, ""]
+    given = ", ".join(k if v == "required" else f"{k}={v!r}" for k, v in settings.items())
+    lines = [f"{name}({given})", "", doc, ""]
+    from polopt.losses.catalog import catalog  # imports torch
+
+    facts = {entry.name: entry for entry in catalog()}.get(name)
+    if facts is not None:
+        content |= {"formula": facts.formula, "paper": facts.paper, "others": facts.peers}
+        lines += [f"loss of a step: {facts.formula}", f"others: {facts.peers}", ""]
     if missing:
         lines += [f"Give {', '.join(f'{m}=…' for m in missing)} to see its axes."]
     rows = [(k, _plain(v), "override" if k in arguments else "") for k, v in axes.items()]
