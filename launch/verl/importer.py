@@ -14,9 +14,10 @@ from polopt.launch.verl.convert_rest import convert_data, convert_model, convert
 from polopt.launch.verl.convert_rollout import convert_rollout, server_version
 from polopt.launch.verl.convert_train import convert_optimizer, convert_steps, convert_trackers
 from polopt.launch.verl.launches import read_launch
-from polopt.launch.verl.plan import ImportFault, Plan, set_option
+from polopt.launch.verl.plan import ImportFault, Plan
 from polopt.launch.verl.rules import apply_rules
 from polopt.launch.verl.schema import find
+from polopt.launch.verl.shell_state import set_option
 from polopt.launch.verl.traps import add_traps
 
 __all__ = ["Imported", "import_script"]

@@ -1,15 +1,14 @@
 """The work sheet of an import: what verl would use, and what is said about each key."""
 
-import re
-import shlex
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from polopt.launch.verl import schema
 from polopt.launch.verl.launches import Launch
 from polopt.launch.verl.overrides import Override
+from polopt.launch.verl.shell_state import set_option
 
-__all__ = ["NOT_SET", "ImportFault", "Plan", "Row", "Verdict", "set_option"]
+__all__ = ["NOT_SET", "ImportFault", "Plan", "Row", "Verdict"]
 
 Verdict = Literal[
     "exact",
@@ -39,13 +38,6 @@ _LARGEST = 10**12
 
 class ImportFault(ValueError):
     """The script cannot be imported; one sentence that starts with the line."""
-
-
-def set_option(name: str) -> str:
-    """How the user supplies a value, as it is typed in a shell."""
-    return (
-        f"--set {name}=…" if re.fullmatch(r"[\w.]+", name) else f"--set {shlex.quote(name + '=…')}"
-    )
 
 
 @dataclass

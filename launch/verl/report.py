@@ -5,7 +5,8 @@ from typing import Any, get_args
 
 from polopt.launch.verl import schema
 from polopt.launch.verl.importer import Imported
-from polopt.launch.verl.plan import Row, Verdict, set_option
+from polopt.launch.verl.plan import Row, Verdict
+from polopt.launch.verl.shell_state import set_option
 
 __all__ = ["as_json", "as_markdown"]
 

@@ -233,7 +233,8 @@ class Expander:
                 keys = list(array) if isinstance(array, Array) else []
                 return [Field(k, line, inner) for k in keys], True
             if rest.startswith(":") and rest[1:2] not in "-=+?":
-                values = self._slice(values, rest[1:], line)
+                head = [Field(self._join([Part("param", "0")], line), line, inner)]
+                values = self._slice(head + values if name in "@*" else values, rest[1:], line)
             elif default := _DEFAULT.fullmatch(rest):
                 text = "".join(v.text for v in values) if values else None
                 chosen = self._default(name, text, default[1], default[2], line, quoted=quoted)

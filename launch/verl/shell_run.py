@@ -140,6 +140,7 @@ class _Runner(Builtins):
         """Follow two branches and merge what they leave."""
         outside, self._inside = self._inside, (*self._inside, f"the test on line {line}")
         start, results, left = self.state, [], False
+        why = start.unknowns.why
         for branch in branches:
             self.state = start.fork()
             try:
@@ -148,6 +149,7 @@ class _Runner(Builtins):
                 left = left or signal.args[0] == "break"
             results.append(self.state)
         self.state, self._inside = start, outside
+        self.state.unknowns.why = why
         self.state.merge(results[0], results[1], line)
         if left:  # a loop that waits for something: assume that it comes
             raise Break("break")
@@ -271,6 +273,7 @@ class _Runner(Builtins):
                 if any(expander.glob(p).fullmatch(subject) for p in patterns):
                     return self.run(body)
             return True
+        self.state.unknowns.why = self.state.unknowns.asks(subject)
         remaining = [body for _, body in case.arms]
 
         def arm(index: int) -> None:
@@ -314,6 +317,7 @@ class _Runner(Builtins):
         if text is not None:
             return self._nested(text, command.line)
         self.invocations.append(Invocation(fields, command.line, variables, self._inside))
+        self.state.unknowns.why = ()
         return None
 
     def _value(self, assign: Assign) -> str:

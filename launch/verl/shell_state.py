@@ -1,5 +1,7 @@
 """What is known while a script is read: variables, and what could not be known."""
 
+import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
@@ -7,7 +9,18 @@ from typing import Literal, NamedTuple, TypeAlias
 from polopt.launch.verl.shell_tree import Command
 from polopt.launch.verl.shell_words import ShellError
 
-__all__ = ["HOME", "PWD", "Array", "Conflict", "Field", "State", "Unknown", "Unknowns", "Value"]
+__all__ = [
+    "HOME",
+    "PWD",
+    "Array",
+    "Conflict",
+    "Field",
+    "State",
+    "Unknown",
+    "Unknowns",
+    "Value",
+    "set_option",
+]
 
 # Unknown text stands in strings as one private-use character each.
 HOME, PWD, _FIRST, _LAST = "\ue000", "\ue001", 0xE002, 0xF8FF
@@ -34,9 +47,17 @@ class Conflict(NamedTuple):
     """An array that has different elements depending on a test that cannot be evaluated."""
 
     line: int
+    asks: tuple[str, ...]
 
 
 Value: TypeAlias = str | Array | Conflict
+
+
+def set_option(name: str) -> str:
+    """How the user supplies a value, as it is typed in a shell."""
+    return (
+        f"--set {name}=…" if re.fullmatch(r"[\w.]+", name) else f"--set {shlex.quote(name + '=…')}"
+    )
 
 
 class Unknown(NamedTuple):
@@ -54,9 +75,14 @@ class Unknown(NamedTuple):
 
 
 class Unknowns:
-    """The table behind the private-use characters."""
+    """The table behind the private-use characters.
+
+    Attributes:
+        why: Names that would have decided the last test that could not be evaluated.
+    """
 
     def __init__(self) -> None:
+        self.why: tuple[str, ...] = ()
         self._marks: dict[tuple[str, tuple[str, ...]], str] = {}
         self._table: dict[str, Unknown] = {}
 
@@ -141,10 +167,10 @@ class State:
                     self.used.add(name)
                     self.variables[name] = self.given[name]
                 else:
-                    asks = (name, f"line{line}")
+                    asks = (*(self.unknowns.why or (f"line{line}",)), name)
                     self.variables[name] = self.unknowns.mark(f"${{{name}}}", asks, line)
             else:
-                self.variables[name] = Conflict(line)
+                self.variables[name] = Conflict(line, self.unknowns.why)
 
     def note(self, line: int, text: str) -> None:
         """Add a remark once."""
@@ -163,10 +189,14 @@ class State:
         if name in self.variables:
             value = self.variables[name]
             if isinstance(value, Conflict):
+                test = f"{name} depends on the test on line {value.line}, "
+                if value.asks:
+                    sets = " ".join(map(set_option, value.asks))
+                    raise ShellError(line, f"{test}which needs what is unknown: supply {sets}")
                 raise ShellError(
                     line,
-                    f"{name} depends on the test on line {value.line}, which needs the machine; "
-                    f"say how it turns out with --set line{value.line}=true or =false",
+                    f"{test}which needs the machine; say how it turns out with "
+                    f"--set line{value.line}=true or =false",
                 )
             return value
         given = self.supplied(name)

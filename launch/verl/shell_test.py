@@ -63,13 +63,13 @@ def double_test(state: State, words: Sequence[Word]) -> Tri:
     if operator in ("==", "=", "!="):
         right = expander.text(words[2])
         if state.unknowns.within(left + right):
-            return None
+            return _unknown(state, left + right)
         same = bool(expander.glob(words[2]).fullmatch(left))
         return same if operator != "!=" else not same
     if operator == "=~":
         right = expander.text(words[2])
         if state.unknowns.within(left + right):
-            return None
+            return _unknown(state, left + right)
         if all(p.quoted for p in words[2].parts if p.text):
             return right in left
         return bool(re.search(right, left)) if _PLAIN_REGEX.fullmatch(right) else None
@@ -77,6 +77,7 @@ def double_test(state: State, words: Sequence[Word]) -> Tri:
 
 
 def _unary(state: State, operator: str, text: str) -> Tri:
+    state.unknowns.why = state.unknowns.asks(text)
     if operator in ("-z", "-n"):
         known = "".join(c for c in text if not state.unknowns.within(c))
         if not known and text:
@@ -91,7 +92,7 @@ def _unary(state: State, operator: str, text: str) -> Tri:
 
 def _compare(state: State, left: str, operator: str, right: str) -> Tri:
     if state.unknowns.within(left + right):
-        return None
+        return _unknown(state, left + right)
     if operator in ("=", "=="):
         return left == right
     if operator == "!=":
@@ -104,6 +105,11 @@ def _compare(state: State, left: str, operator: str, right: str) -> Tri:
         except ArithError as error:
             raise ShellError(0, str(error)) from None
     return None
+
+
+def _unknown(state: State, text: str) -> None:
+    """Note the names that would decide the test."""
+    state.unknowns.why = state.unknowns.asks(text)
 
 
 def _number(state: State, text: str) -> int:

@@ -200,6 +200,11 @@ PATTERNS = {
         [("trainer.nnodes", 2)],
         bash=False,
     ),
+    "further arguments": Pattern(
+        f'{M} data.seed=$1 "${{@:2}}"\n',
+        [("data.seed", 4), ("trainer.nnodes", 2)],
+        {"1": "4", "2": "trainer.nnodes=2"},
+    ),
     "positional": Pattern(
         f'N=$1\nshift\nK=${{1:-6}}\n{M} trainer.nnodes=$N data.seed=$K "$@"\n',
         [("trainer.nnodes", 4), ("data.seed", 6)],

@@ -267,6 +267,15 @@ def test_steps_count_passes():
             f"{M} 'data.seed=${{trainer.nnodes}}' 'trainer.nnodes=${{data.seed}}'\n",
             "circle: (trainer.nnodes -> data.seed|data.seed -> trainer.nnodes)",
         ),
+        (
+            "D=${D:-$(probe)}\nL=(python3)\nif [ $D = gpu ]; then L=(uv run python3); fi\n"
+            '"${L[@]}" -m verl.trainer.main_ppo trainer.nnodes=1\n',
+            "line 4: L depends on the test on line 3, .* supply --set D=…",
+        ),
+        (
+            f"case $(probe) in a) N=1;; *) N=2;; esac\n{M} trainer.nnodes=$N\n",
+            r"line 2: trainer.nnodes needs .* supply --set '\$\(probe\)=…'",
+        ),
         (f"{M} data.shuffle=maybe\n", "data.shuffle must be true or false"),
         (f"{M} {ACTOR}optim.lr=fast\n", "optim.lr must be a number, got 'fast'"),
         (f"{M} {ACTOR}optim.betas=[0.9]\n", "betas must be a list of two numbers"),
