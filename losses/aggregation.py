@@ -113,7 +113,12 @@ def aggregator(
     Returns:
         A function of float [B, T] that returns a scalar. What lies outside the mask is
         ignored: NaN there does no harm.
+
+    Raises:
+        ValueError: If the denominator is not a scalar, or the mode does not fit the shapes.
     """
+    if denominator is not None and denominator.ndim:
+        raise ValueError(f"denominator must be a scalar, got {tuple(denominator.shape)}")
     if mask is None:
         return _aggregator_of_all(like, mode, horizon, denominator)
     dtype = torch.promote_types(like.dtype, torch.float32)

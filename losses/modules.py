@@ -14,8 +14,6 @@ from polopt.losses.values import value_loss
 
 __all__ = ["PolicyLoss"]
 
-_METRICS = ("clip_fraction", "kl_approx", "ratio_mean")
-
 
 class PolicyLoss(TensorDictModuleBase):
     """The loss of an algorithm, read from a TensorDict.
@@ -102,13 +100,16 @@ class PolicyLoss(TensorDictModuleBase):
         read = [k.log_prob] if self.actor is None else [*self.actor.in_keys, k.action]
         if self.actor is None and o.uses_entropy:
             read.append(k.entropy)
+        written = ["loss_objective", "clip_fraction"]
         if o.ratio != "none":
             read.append(k.old_log_prob)
+            written += ["kl_approx", "ratio_mean"]
         read.append(k.advantage)
-        written = ["loss_objective", *_METRICS]
         if o.corrections:
             read.append(k.behavior_log_prob)
             written.append("correction_mean")
+        if self.actor is not None or o.uses_entropy:
+            written.append("entropy")
         if o.uses_entropy:
             written.append("loss_entropy")
         if o.uses_reference and o.kl_in == "loss":

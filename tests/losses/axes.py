@@ -13,6 +13,7 @@ from polopt.losses import (
     Objective,
     OffPolicyMask,
     Reject,
+    RejectDivergent,
     Reweight,
     outcome_presets,
     policy_loss,
@@ -36,6 +37,10 @@ REGULARISERS: dict[str, dict[str, Any]] = {
         f"{rule.__name__} {level}": {"corrections": (rule(level=level, low=0.8, high=1.3),)}
         for rule in (Reweight, Reject)
         for level in ("token", "sequence", "geometric")
+    },
+    **{
+        f"RejectDivergent {pool}": {"corrections": (RejectDivergent(limit=0.02, pool=pool),)}
+        for pool in ("token", "sum", "mean", "max")
     },
     "two corrections": {
         "corrections": (

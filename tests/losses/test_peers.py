@@ -52,6 +52,8 @@ def rollout(actor):
 def test_torchrl_clip_ppo(clip):
     """Value and gradient through an actor and a critic, with the entropy bonus."""
     objectives = pytest.importorskip("torchrl.objectives")
+    if isinstance(clip, tuple):
+        pytest.importorskip("torchrl", minversion="0.14", reason="two bounds came with 0.14")
     actor = actor_of()
     critic = TensorDictModule(
         torch.nn.Linear(4, 1), in_keys=["observation"], out_keys=["state_value"]

@@ -17,6 +17,7 @@ from polopt.losses import (
     OffPolicyMask,
     Plain,
     Reject,
+    RejectDivergent,
     Reweight,
     SoftGate,
     drop_small_advantages,
@@ -127,6 +128,13 @@ def test_covariance_rules_pick_what_they_say():
         (Reject(high=5.0, low=0.6, weigh=False), [1.0, 0.0, 1.0]),
         (Reject(level="sequence", high=1.5), [0.0] * 3),
         (Reject(level="geometric", high=1.5, weigh=False), [1.0] * 3),
+        # k2 is log² / 2 (0.96, 0.24, 0), k3 is r − 1 − log r (1.61, 0.19, 0).
+        (RejectDivergent(limit=0.9, kl="k2", pool="token"), [0.0, 1.0, 1.0]),
+        (RejectDivergent(limit=1.7, kl="k3", pool="token"), [1.0, 1.0, 1.0]),
+        (RejectDivergent(limit=1.7, kl="k3", pool="sum"), [0.0] * 3),
+        (RejectDivergent(limit=0.61, kl="k3", pool="mean"), [1.0] * 3),
+        (RejectDivergent(limit=0.59, kl="k3", pool="mean"), [0.0] * 3),
+        (RejectDivergent(limit=1.6, kl="k3", pool="max"), [0.0] * 3),
     ],
 )
 def test_corrections_by_hand(rule, expected):
