@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from polopt import __version__
+from polopt.launch.plan import command as plan_cli
 from polopt.launch.result import SPAWNED, Result, rank
 from polopt.launch.verl.command import EPILOG, add_arguments
 
@@ -90,6 +91,13 @@ def _parser() -> argparse.ArgumentParser:
             EPILOG,
         )
     )
+    plan_cli.add_arguments(
+        command(
+            "plan",
+            "say what a run needs on each GPU, whether it fits, and what to turn",
+            plan_cli.EPILOG,
+        )
+    )
     return parser
 
 
@@ -155,6 +163,8 @@ def _command(name: str) -> Callable[..., Result]:
         return train
     if name == "import-verl":
         return _import_verl
+    if name == "plan":
+        return lambda args, signals: Result(**plan_cli.plan_command(args))
     from polopt.launch.show import list_all, show
 
     return show if name == "show" else list_all

@@ -113,7 +113,7 @@ class Pass:
         weight = c * m.hidden * m.intermediate * max(1, m.experts)
         peak = max(width + weight, 2 * width)
         if self.attention == "eager":  # gradients of the scores, when the MLP is done
-            peak = max(peak, (8 + c) * m.heads * self.length * self.tokens - 4 * width)
+            peak = max(peak, (4 + c) * m.heads * self.length * self.tokens - 4 * width)
         return self.stored * m.hidden * self.tokens + peak
 
     @property
