@@ -206,7 +206,22 @@ def _write(plan: Plan, batch: Batch, shards: int, wanted: int) -> None:
     plan.say(_ROLLOUT + "n", "exact", "trainer.num_generations", "")
     plan.say(_ACTOR + "ppo_epochs", "exact", "trainer.num_iterations", "")
     _sequence_parallel(plan, shards, micro)
-    plan.say("trainer.nnodes", "exact", "accelerate.num_machines", "")
+    plan.say(
+        "trainer.nnodes",
+        "exact",
+        "accelerate.num_machines",
+        "one accelerate launch per machine, with --machine_rank and --main_process_ip"
+        if plan.integer("trainer.nnodes") > 1
+        else "",
+    )
+    for name, target in (
+        ("data.train_batch_size", "trainer.steps_per_generation"),
+        (_ACTOR + "ppo_mini_batch_size", "trainer.gradient_accumulation_steps"),
+        (_ROLLOUT + "n", "trainer.num_generations"),
+        ("trainer.n_gpus_per_node", "accelerate.num_processes"),
+        ("trainer.nnodes", "accelerate.num_machines"),
+    ):
+        plan.default(name, target, f"verl: {plan.value(name)}")
     plan.say(
         "trainer.n_gpus_per_node",
         "converted",

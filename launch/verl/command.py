@@ -89,9 +89,18 @@ def import_verl(script: str, sets: list[str], out: str | None, *, allow: bool) -
         for name, body in files.items():
             (folder / name).write_text(body, encoding="utf-8")
         content["written"] = [str(folder / name) for name in files]
-        text += f"\nWritten: {', '.join(content['written'])}\n"
+        text += _next(folder)
     code = 3 if refused and not written else 1 if imported.open_names or problems else 0
     return {"content": content, "text": text, "code": code}
+
+
+def _next(folder: Path) -> str:
+    return (
+        f"\nWritten: {folder}/recipe.yaml, accelerate.yaml, vllm.txt, report.md. Next:\n\n"
+        f"    polopt train {folder}/recipe.yaml --dry-run\n"
+        f"    accelerate launch --config_file {folder}/accelerate.yaml -m polopt train "
+        f"{folder}/recipe.yaml\n"
+    )
 
 
 def split_set(item: str) -> tuple[str, str, str]:

@@ -45,6 +45,7 @@ _KL = {
 def convert_loss(plan: Plan) -> None:
     """Write the section `algorithm`; in a refused case it holds the nearest thing."""
     estimator = plan.text("algorithm.adv_estimator")
+    plan.default("algorithm.adv_estimator", "algorithm.base", f"verl: {estimator}")
     base = _ESTIMATORS.get(estimator)
     if base is None:
         plan.say(
@@ -239,6 +240,7 @@ def _rejection(plan: Plan, rule: Any, target: str) -> dict[str, Any] | None:  # 
     pool, _, kind = str(rule).removeprefix("seq_").rpartition("_")
     levels = {"token_k1": "token", "seq_sum_k1": "sequence", "seq_mean_k1": "geometric"}
     found: dict[str, Any] | None = None
+    how = ""
     if rule in levels and bounds and bounds[0] != 0:
         low, high = 1 / bounds[1], bounds[1] if bounds[0] is None else 1 / bounds[0]
         found = {"use": "Reject", "level": levels[rule], "low": low, "high": high, "weigh": False}

@@ -183,6 +183,11 @@ def _reward(plan: Plan, task: dict[str, Any]) -> None:
         plan.say("reward.custom_reward_function.name", "ours", "task.reward", "")
     else:
         plan.say("reward.custom_reward_function.path", "no effect", "", "null: by data_source")
+        if not all("gsm8k" in file.lower() for file in task["train_files"]):
+            plan.traps.append(
+                "verl chooses the reward by data_source; polopt has GSM8K's only: for other "
+                "sources set task.reward to a function of yours"
+            )
         plan.say("reward.custom_reward_function.name", "no effect", "", "no path is set")
     manager = plan.text("reward.reward_manager.name") or "naive"
     if manager in ("naive", "prime", "batch", "dapo"):

@@ -12,7 +12,8 @@ from polopt.launch.verl.batch import convert_batch
 from polopt.launch.verl.convert_loss import convert_loss
 from polopt.launch.verl.convert_rest import convert_data, convert_model, convert_placement
 from polopt.launch.verl.convert_rollout import convert_rollout, server_version
-from polopt.launch.verl.convert_train import convert_optimizer, convert_steps, convert_trackers
+from polopt.launch.verl.convert_steps import convert_steps
+from polopt.launch.verl.convert_train import convert_optimizer, convert_trackers
 from polopt.launch.verl.launches import read_launch
 from polopt.launch.verl.plan import ImportFault, Plan
 from polopt.launch.verl.rules import apply_rules

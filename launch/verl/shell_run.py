@@ -285,7 +285,7 @@ class _Runner(Builtins):
 
     def _simple(self, command: Simple) -> bool | None:
         first = command.words[0] if command.words else None
-        tests = isinstance(first, Word) and first.literal in ("[", "test")
+        tests = first is not None and isinstance(first, Word) and first.literal in ("[", "test")
         expander = Expander(self.state, lenient=tests)
         fields: list[Field] = []
         declared: list[Assign] = []

@@ -316,3 +316,27 @@ def test_a_value_that_is_met_late_is_asked_for():
     words = f"{M} {ACTOR}use_kl_loss=True {ACTOR}kl_loss_type=low_var_kl 'data.seed='$S\n"
     with pytest.raises(ValueError, match=r"line 1: data\.seed .* --set S=…"):
         import_script(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "rows", "expected"),  # max_steps, rollouts in all
+    [
+        ("trainer.total_epochs=3", "70", (None, 12)),
+        ("trainer.total_epochs=3 trainer.total_training_steps=5", "70", (10, 5)),
+        ("trainer.total_epochs=3 trainer.total_training_steps=50", "70", (None, 12)),
+        ("trainer.total_epochs=3 trainer.total_training_steps=50", None, (100, 50)),
+        ("trainer.total_epochs=3", None, (None, None)),
+    ],
+)
+def test_lengths(words, rows, expected):
+    base = f"data.train_batch_size=16 {ACTOR}ppo_mini_batch_size=8 "
+    base += f"{ACTOR}ppo_micro_batch_size_per_gpu=4 actor_rollout_ref.rollout.n=2 "
+    found = import_script(LAUNCH + base + words, {"data.rows": rows} if rows else {})
+    facts = {name: value for name, value, _ in found.plan.facts}
+    assert (found.recipe["trainer"].get("max_steps"), facts.get("rollouts in all")) == expected
+    assert found.recipe["trainer"]["num_train_epochs"] == 3
+
+
+def test_too_few_rows_are_refused():
+    found = import_script(LAUNCH + "data.train_batch_size=64", {"data.rows": "10"})
+    assert any("10 training rows do not fill one rollout" in r for r in found.plan.refusals)
