@@ -329,7 +329,7 @@ def test_a_value_that_is_met_late_is_asked_for():
     ],
 )
 def test_lengths(words, rows, expected):
-    base = f"data.train_batch_size=16 {ACTOR}ppo_mini_batch_size=8 "
+    base = f"data.train_files=/t.parquet data.train_batch_size=16 {ACTOR}ppo_mini_batch_size=8 "
     base += f"{ACTOR}ppo_micro_batch_size_per_gpu=4 actor_rollout_ref.rollout.n=2 "
     found = import_script(LAUNCH + base + words, {"data.rows": rows} if rows else {})
     facts = {name: value for name, value, _ in found.plan.facts}
