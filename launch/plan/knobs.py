@@ -202,9 +202,13 @@ ORDER = {
         "gpus",
     ),
     "log_probs": ("log_prob_batch", "micro_batch", "head", "sequence_parallel", "sharding"),
+    "sync": ("optimizer_offload", "sharding"),
     "reference": ("reference", "log_prob_batch", "micro_batch", "head", "sharding"),
 }
 """Knobs by phase, the cheap ones first; the remaining ones follow in the order of `KNOBS`."""
+
+WORTH = 0.01
+"""Share of the card that a step of `way_out` should save, if any step does."""
 
 GUIDE = {
     "10.6": ("micro_batch", "log_prob_batch", "parameter_offload"),
@@ -282,23 +286,26 @@ def effects(current: Plan) -> list[Effect]:
     return sorted(found, key=lambda e: not e.helps)
 
 
-def way_out(current: Plan, *, goal: tuple[str, ...] = ("fits", "edge", "risk")) -> list[Effect]:
-    """Turn one knob after the other until the plan has a verdict of `goal`.
+def way_out(current: Plan) -> list[Effect]:
+    """Turn one knob after the other until the plan fits, at least at risk.
 
     Args:
-        current: A plan that does not fit.
-        goal: Verdicts to stop at.
+        current: A plan; nothing is turned if it fits already.
 
     Returns:
-        The knobs in order; the last one's plan is the result. Empty if none helps.
+        The knobs in order; the last one's plan is the result. More cards come last, when no
+        other knob helps. Empty if none does.
     """
     taken: list[Effect] = []
-    while current.verdict not in goal and len(taken) < 40:
-        helping = [e for e in effects(current) if e.helps and e.plan and e.knob.name != "gpus"]
-        if not helping:
+    while current.verdict == "does not fit" and len(taken) < 40:
+        helping = [e for e in effects(current) if e.helps and e.plan]
+        cheap = [e for e in helping if e.knob.name != "gpus"]
+        worth = [e for e in cheap if e.before - e.after > WORTH * e.plan.setup.gpu.memory]
+        steps = worth or cheap[:1] or helping
+        if not steps:
             break
-        taken.append(helping[0])
-        current = helping[0].plan or current
+        taken.append(steps[0])
+        current = steps[0].plan or current
     return taken
 
 

@@ -7,7 +7,7 @@ from polopt.launch.plan.setup import Setup
 from polopt.launch.plan.states import States, gathered, in_flight, states
 from polopt.launch.plan.terms import Pass
 
-__all__ = ["ASSUMED", "VERDICTS", "Engine", "Phase", "Plan", "plan"]
+__all__ = ["ASSUMED", "VERDICTS", "Builder", "Engine", "Phase", "Plan", "plan"]
 
 ASSUMED = {
     "CUDA context and NCCL": 2.5,
@@ -145,7 +145,7 @@ def plan(setup: Setup) -> Plan:
     Returns:
         Phases with their parts in GiB per GPU.
     """
-    builder = _Builder(setup)
+    builder = Builder(setup)
     return Plan(setup=setup, phases=builder.phases(), engine=builder.engine, host=_host(setup))
 
 
@@ -157,7 +157,7 @@ def _host(setup: Setup) -> float:
     return masters + (moments if setup.optimizer_offload else 0.0) + copy
 
 
-class _Builder:
+class Builder:
     """Puts the terms of `terms` and `states` together; all its parts are in GiB."""
 
     def __init__(self, setup: Setup) -> None:
@@ -181,8 +181,9 @@ class _Builder:
             phases.append(self.update("critic_update"))
         return phases
 
-    def _pass(self, batch: int) -> Pass:
-        s = self.setup
+    def work(self, batch: int = 0) -> Pass:
+        """Return the sizes of one pass, of `micro_batch` completions by default."""
+        s, batch = self.setup, batch or self.setup.micro_batch
         return Pass(
             model=s.model,
             tokens=batch * s.length / s.sequence_parallel,
@@ -206,7 +207,7 @@ class _Builder:
             parts["optimizer"] = kept * self.states.optimizer / GIB
         if s.reference and s.engine == "trl":
             shards = s.degree if s.sharding in ("fsdp", "zero3") else 1
-            size = self._pass(1).stored
+            size = self.work().stored
             parts["reference weights"] = size * s.model.parameters / shards / GIB
         return _nonzero(parts)
 
@@ -265,7 +266,7 @@ class _Builder:
         return Phase(name=name, parts=parts | self._forward_parts(name), card=self.card)
 
     def _forward_parts(self, name: str) -> dict[str, float]:
-        s, work = self.setup, self._pass(self.setup.log_prob_batch or self.setup.micro_batch)
+        s, work = self.setup, self.work(self.setup.log_prob_batch)
         ahead = in_flight(s, backward=False)
         events = {
             "layer": {"layers in flight": ahead, "activations of one layer": work.layer_forward},
@@ -291,7 +292,7 @@ class _Builder:
 
     def update(self, name: str) -> Phase:
         """Forward, backward and optimizer step of one micro-batch, others accumulated before."""
-        s, st, work = self.setup, self.states, self._pass(self.setup.micro_batch)
+        s, st, work = self.setup, self.states, self.work()
         parts = self._base(weights=True, optimizer=True) | self._resting()
         parts |= _gib({"gradients": st.gradients, "gradient buckets": st.buckets} | gathered(s))
         held = s.sharding == "fsdp" or s.model.tied  # until the embedding has its gradient too
@@ -308,6 +309,7 @@ class _Builder:
                 "gradient of the head": work.stored * s.model.embedding if held else 0.0,
             },
             "embedding": {"gradient of the embedding": work.end_backward},
+            "step": {"gradients in float32": st.step},
         }
         if name == "critic_update":  # its head has one column
             del events["logits"], events["layer"]["gradient of the head"]

@@ -1,8 +1,10 @@
 """A plan as text, Markdown for issues and chats, and as JSON."""
 
+from dataclasses import replace
 from typing import Any
 
 from polopt.launch.plan.arithmetic import arithmetic, notes
+from polopt.launch.plan.gpus import GIB
 from polopt.launch.plan.knobs import (
     GUIDE,
     KNOBS,
@@ -13,7 +15,7 @@ from polopt.launch.plan.knobs import (
     way_out,
 )
 from polopt.launch.plan.parallel import Choice, choose
-from polopt.launch.plan.phases import ASSUMED, HEADROOM, Phase, Plan
+from polopt.launch.plan.phases import ASSUMED, HEADROOM, Builder, Phase, Plan
 
 __all__ = ["as_json", "as_markdown"]
 
@@ -53,6 +55,17 @@ def _phase(phase: Phase) -> dict[str, Any]:
     }
 
 
+def _activations(planned: Plan) -> dict[str, float]:
+    """GiB that all layers keep in an update, with and without checkpointing."""
+    sizes = {}
+    for name, on in (("with_checkpointing", True), ("without_checkpointing", False)):
+        work = Builder(replace(planned.setup, checkpointing=on)).work()
+        sizes[name] = work.kept / GIB
+        if on:
+            sizes["one_layer_recomputed"] = work.recomputed / GIB
+    return sizes
+
+
 def _effect(item: Effect) -> dict[str, Any]:
     return {
         "knob": item.knob.name,
@@ -89,6 +102,7 @@ def as_json(planned: Plan, said: list[str]) -> dict[str, Any]:
         "gpu": {"name": s.gpu.name, "memory_gib": s.gpu.memory},
         "settings": _settings(planned),
         "phases": [_phase(p) for p in planned.phases],
+        "kept_activations_gib": _activations(planned),
         "vllm": None if planned.engine is None else vars(planned.engine),
         "host_gib": planned.host,
         "batch": arithmetic(planned),
@@ -139,6 +153,13 @@ def as_markdown(planned: Plan, said: list[str]) -> str:
         lines.append(
             f"| {phase.name} | {phase.total:.1f} | {phase.margin:.1f} | {phase.verdict} | {parts} |"
         )
+    kept = _activations(planned)
+    lines += [
+        "",
+        f"Activations kept for one backward pass: {kept['without_checkpointing']:.1f} GiB without "
+        f"checkpointing, {kept['with_checkpointing']:.1f} with it, and "
+        f"{kept['one_layer_recomputed']:.1f} for the layer that is recomputed.",
+    ]
     if planned.engine is not None:
         e = planned.engine
         lines += [

@@ -9,6 +9,9 @@ __all__ = ["States", "accumulation", "gathered", "in_flight", "states", "unsynce
 LIVE_PARAMETERS = 10**9
 """ZeRO-3 gathers at most so many weights (stage3_max_live_parameters); accelerate's default."""
 
+SUB_GROUP = 10**9
+"""Weights that ZeRO-3 steps at a time (sub_group_size)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class States:
@@ -19,15 +22,14 @@ class States:
         optimizer: Adam's moments, and ZeRO's float32 masters.
         gradients: Accumulated gradients.
         buckets: Copies of gradients that a reduction needs (DDP).
-        streaming: Whether offloaded states stay in host memory also while training, so that none
-            of the above is on the GPU at any time.
+        step: What the optimizer step needs besides, when activations are gone.
     """
 
     weights: float
     optimizer: float
     gradients: float
     buckets: float = 0.0
-    streaming: bool = False
+    step: float = 0.0
 
 
 def states(setup: Setup, parameters: int) -> States:
@@ -47,18 +49,20 @@ def states(setup: Setup, parameters: int) -> States:
             buckets=size * parameters if setup.gpus > 1 else 0.0,
         )
     if kind == "fsdp":
+        # accelerate streams offloaded shards: they are never on the GPU. verl's come and go.
         streaming = setup.engine == "trl" and setup.parameter_offload
         shard = 0.0 if streaming else size * parameters / n
         # Without a reduction per micro-batch the gradients stay whole, in the dtype of compute.
         whole = min(size, 2) * parameters if unsynced(setup) else 0.0
-        return States(
-            weights=shard, optimizer=2 * shard, gradients=shard + whole, streaming=streaming
-        )
+        return States(weights=shard, optimizer=2 * shard, gradients=shard + whole)
     on_gpu = 0 if setup.parameter_offload else 1
+    # Gradients become float32 for the step: all of the shard, in stage 3 a sub-group at a time.
+    converted = min(parameters / n, SUB_GROUP) if kind == "zero3" else parameters / n
     return States(
         weights=2 * on_gpu * parameters / (n if kind == "zero3" else 1),
         optimizer=0.0 if setup.optimizer_offload else 12 * parameters / n,
         gradients=2 * parameters / (1 if kind == "zero1" else n),
+        step=0.0 if setup.optimizer_offload else 4.0 * converted,
     )
 
 

@@ -1,0 +1,64 @@
+"""The terms of an update and a forward pass, within 5 % of torch's own memory tracker."""
+
+import pytest
+
+pytest.importorskip("trl")
+validate = pytest.importorskip("polopt.launch.plan.validate")
+
+from polopt.launch.plan.gpus import GIB
+from polopt.launch.plan.validate import CASES, FURTHER, MODELS, compare
+
+TOLERANCE = 0.05
+
+
+def check(model, variant, *, checkpointing, layers=3):
+    found = compare(model, variant, checkpointing=checkpointing, layers=layers)
+    assert found.error("parameters") == 0.0
+    assert abs(found.error("update")) < TOLERANCE
+    assert abs(found.error("forward")) < TOLERANCE
+    return found
+
+
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_one_architecture(checkpointing):
+    check("smollm2-135m", "FSDP on 8, mixed", checkpointing=checkpointing)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize("model", MODELS)
+def test_every_architecture_under_fsdp(model, checkpointing):
+    check(model, "FSDP on 8, mixed", checkpointing=checkpointing)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize("model", ["qwen2.5-0.5b", "qwen3-8b", "gemma-2-2b", "phi-4"])
+def test_one_card(model, checkpointing):
+    check(model, "one card, bf16", checkpointing=checkpointing)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize("variant", FURTHER)
+def test_other_precisions_attentions_and_lengths(variant, checkpointing):
+    check("llama-3.2-1b", variant, checkpointing=checkpointing)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_linear_in_layers(checkpointing):
+    """Five layers are as far off as two: cutting models to three changes nothing."""
+    variant = "FSDP on 8, mixed"
+    few, many = (
+        check("qwen3-0.6b", variant, checkpointing=checkpointing, layers=n) for n in (2, 6)
+    )
+    planned = many.update[0] - few.update[0]
+    tracked = many.update[1] - few.update[1]
+    assert tracked > 0.1 * GIB
+    assert planned == pytest.approx(tracked, rel=TOLERANCE)
+
+
+def test_the_cases_cover_eight_architectures_and_both_settings():
+    kinds = {(model, checkpointing) for model, _, checkpointing in CASES}
+    assert len(kinds) >= 2 * 8
