@@ -304,6 +304,12 @@ def convert_placement(plan: Plan, batch: Batch) -> None:
     _offload(plan, sharded)
     _shards(plan, batch)
     _precision(plan)
+    named = plan.launch.options.get("--config-name", "") + plan.launch.options.get("-cn", "")
+    if "megatron" in named:
+        plan.refusals.append(
+            f"line {plan.launch.line}: --config-name={named} chooses Megatron's engine, which has "
+            f"no counterpart; with --allow FSDP2 over {batch.world} processes"
+        )
     strategy = plan.text(_ACTOR + "strategy") or "fsdp"
     engine = plan.text("model_engine", default="dp") or "dp"
     for name, value, fine in (

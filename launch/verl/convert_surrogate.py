@@ -17,18 +17,22 @@ _AGGREGATIONS = {
 
 
 def _clip(plan: Plan) -> tuple[float, float]:
-    low, high = plan.number(_ACTOR + "clip_ratio_low"), plan.number(_ACTOR + "clip_ratio_high")
-    both = plan.override(_ACTOR + "clip_ratio")
-    if both is not None:
+    both = _ACTOR + "clip_ratio"
+    names = (_ACTOR + "clip_ratio_low", _ACTOR + "clip_ratio_high")
+    low, high = (plan.number(n if plan.value(n) is not None else both) for n in names)
+    item = plan.override(both)
+    if any(plan.value(name) is None for name in names):
+        plan.say(both, "exact", "algorithm.surrogate", "stands in for a bound that is null")
+    elif item is not None:
         plan.say(
             _ACTOR + "clip_ratio",
             "inert",
             "",
             f"verl 0.9.1 reads clip_ratio_low={low:g} and clip_ratio_high={high:g} instead",
         )
-        if plan.number(_ACTOR + "clip_ratio") != low or low != high:
+        if plan.number(both) != low or low != high:
             plan.traps.append(
-                f"line {both.line}: clip_ratio={both.text} does nothing in verl 0.9.1, which clips "
+                f"line {item.line}: clip_ratio={item.text} does nothing in verl 0.9.1, which clips "
                 f"at clip_ratio_low={low:g}, clip_ratio_high={high:g}; the recipe does the same"
             )
     return low, high

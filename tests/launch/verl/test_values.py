@@ -340,3 +340,17 @@ def test_lengths(words, rows, expected):
 def test_too_few_rows_are_refused():
     found = import_script(LAUNCH + "data.train_batch_size=64", {"data.rows": "10"})
     assert any("10 training rows do not fill one rollout" in r for r in found.plan.refusals)
+
+
+def test_clip_ratio_stands_in_for_null():
+    found = algorithm(
+        f"{ACTOR}clip_ratio=0.1 {ACTOR}clip_ratio_low=null {ACTOR}clip_ratio_high=0.3"
+    )
+    assert (found.objective.surrogate.low, found.objective.surrogate.high) == (0.1, 0.3)
+    words = f"{ACTOR}clip_ratio=0.1 {ACTOR}clip_ratio_low=null"
+    assert not any("does nothing" in t for t in import_script(LAUNCH + words).plan.traps)
+
+
+def test_a_megatron_configuration_is_refused():
+    found = import_script(f"{M} --config-name=ppo_megatron_trainer.yaml trainer.nnodes=1\n")
+    assert "--config-name=ppo_megatron_trainer.yaml chooses Megatron" in found.plan.refusals[0]
