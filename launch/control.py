@@ -1,5 +1,6 @@
 """The job of a control task: an actor and a critic trained by TorchRL's parts and our losses."""
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -7,6 +8,7 @@ from polopt.envs.control import ControlTask
 from polopt.launch.job import COMMON, loss_names, processes, seed, task_names
 from polopt.launch.recipe import RecipeError, build, call, check_keys, complete
 from polopt.losses import Algorithm, gae
+from polopt.losses.controllers import observe_all, states_of
 from polopt.losses.schedules import Coefficient
 
 if TYPE_CHECKING:
@@ -25,6 +27,12 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+_MEASURED = (
+    "clip_fraction", "entropy", "episodes", "explained_variance", "grad_norm", "loss_critic",
+    "loss_objective", "return_mean",
+)  # fmt: skip
+"""What a controller can react to in every control run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +88,17 @@ class Updates:
         epochs: Passes over it.
         minibatch_size: Steps per optimizer step.
         max_grad_norm: Gradients are scaled down to this norm; none leaves them.
+        target_kl: No further pass follows one in which the policy moved by more nats
+            (`kl_approx`) from the one that collected; none makes all passes.
     """
 
     epochs: int
     minibatch_size: int
     max_grad_norm: float | None = 0.5
+    target_kl: float | None = None
 
     def __post_init__(self) -> None:
-        _positive(self, "epochs", "minibatch_size", "max_grad_norm")
+        _positive(self, "epochs", "minibatch_size", "max_grad_norm", "target_kl")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +218,7 @@ def prepare(tree: dict[str, Any], *, name: str) -> ControlJob:
     Raises:
         RecipeError: If the recipe is wrong.
     """
-    import torchrl  # noqa: F401  A missing extra is told now, not when training begins.
+    from polopt.launch.control_run import collector_names  # a missing extra is told now
 
     sections = {
         "collector": Collection,
@@ -238,6 +249,7 @@ def prepare(tree: dict[str, Any], *, name: str) -> ControlJob:
         if key == "reward_scaling" and tree[key] is None:
             continue
         settings[key] = _section(tree, key, kind)
+    complete({"use": tree["collector"]["use"]}, collector_names(), "collector")
     job = ControlJob(name=name, tree=tree, task=task, algorithm=algorithm, **settings)
     frames, size = job.collector.frames_per_batch, job.update.minibatch_size
     if frames % size:
@@ -248,6 +260,16 @@ def prepare(tree: dict[str, Any], *, name: str) -> ControlJob:
         raise RecipeError(
             "the algorithm has no importance ratio, so only its first update of a batch is right: "
             f"set update.epochs=1 update.minibatch_size={frames}, or use ppo"
+        )
+    if algorithm.objective.ratio == "none" and job.update.target_kl is not None:
+        raise RecipeError(
+            "'update.target_kl' needs an importance ratio, which the algorithm does not have: "
+            "leave it out, or use ppo"
+        )
+    if states_of(job.optimizer):
+        raise RecipeError(
+            "'optimizer.lr' must be a number or a schedule; a controller adapts coefficients of "
+            "the algorithm"
         )
     return job
 
@@ -290,6 +312,11 @@ def _check_algorithm(algorithm: Any) -> None:  # noqa: ANN401
                 f"'algorithm': {name} is set, but a control task has no reference policy and no "
                 "sampler of its own: leave it out"
             )
+    measured = [*_MEASURED, *(("kl_approx", "ratio_mean") if objective.ratio != "none" else ())]
+    try:  # not a number: asks only whether every controller finds its metric
+        observe_all(algorithm, dict.fromkeys(measured, math.nan), 0)
+    except ValueError as error:
+        raise RecipeError(f"'algorithm': {error}") from error
 
 
 def _positive(section: object, *names: str) -> None:

@@ -1,8 +1,9 @@
 """The training loop of a control task."""
 
+import copy
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,12 +23,18 @@ from polopt.launch.recipe import build
 from polopt.launch.record import read_metrics
 from polopt.launch.run import Run
 from polopt.losses import explained_variance, resolve
+from polopt.losses.controllers import load_states, observe_all, states_of
 from polopt.losses.modules import PolicyLoss
 from polopt.losses.schedules import value_at
 
-__all__ = ["train"]
+__all__ = ["collector_names", "train"]
 
 _COUNTERS = ("frames", "greedy", "solved", "train_cpu")
+
+
+def collector_names() -> dict[str, Callable[..., Any]]:
+    """Return the short names for `collector.use`."""
+    return {"BatchedCollector": BatchedCollector, "Collector": Collector}
 
 
 def train(job: ControlJob, run: Run) -> dict[str, Any]:
@@ -75,7 +82,8 @@ class _Loop:
             whiten=job.algorithm.advantage.whiten,
             reward=("next", "reward" if self.scaling is None else "scaled_reward"),
         )
-        self.loss = PolicyLoss(resolve(job.algorithm, 0))
+        self.algorithm = copy.deepcopy(job.algorithm)  # its controllers change
+        self.loss = PolicyLoss(resolve(self.algorithm, 0))
         self.update = Update(
             self.loss,
             self.distribution,
@@ -84,6 +92,7 @@ class _Loop:
             epochs=job.update.epochs,
             minibatch_size=job.update.minibatch_size,
             max_grad_norm=job.update.max_grad_norm,
+            target_kl=job.update.target_kl,
             stopwatch=self.watch,
         )
         self.earned = torch.zeros(envs)
@@ -144,7 +153,6 @@ class _Loop:
         }
 
     def _batches(self, frames: int) -> Iterator[TensorDictBase]:
-        names = {"BatchedCollector": BatchedCollector, "Collector": Collector}
         generator = torch.get_rng_state()  # making a collector must not change what follows
         collector = build(
             {
@@ -154,7 +162,7 @@ class _Loop:
                 "frames_per_batch": self.job.collector.frames_per_batch,
                 "total_frames": frames,
             },
-            names,
+            collector_names(),
             "collector",
         )
         torch.set_rng_state(generator)
@@ -168,7 +176,7 @@ class _Loop:
         self.watch.lap("collect")
         frames = self.frames + batch.numel()
         _check_batch(batch)
-        algorithm = resolve(self.job.algorithm, frames)
+        algorithm = resolve(self.algorithm, frames)
         self.loss.objective, self.loss.value_term = algorithm.objective, algorithm.value
         lr = value_at(self.job.optimizer.lr, frames)
         for group in self.optimizer.param_groups:
@@ -190,6 +198,7 @@ class _Loop:
                     f"{name} became {value} in the update at frame {frames}; the checkpoint of "
                     f"frame {self.frames} is from before it: try a lower optimizer.lr"
                 )
+        observe_all(self.algorithm, numbers, batch.numel())
         self.frames = frames
         elapsed = time.perf_counter() - began
         extra = {"learning_rate": lr, "steps_per_second": batch.numel() / elapsed}
@@ -236,6 +245,7 @@ class _Loop:
         tensors["earned"] = self.earned
         tensors["rng"] = torch.get_rng_state()
         state = {name: getattr(self, name) for name in _COUNTERS}
+        state["controllers"] = states_of(self.algorithm)
         return tensors, state
 
     def _load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
@@ -253,6 +263,7 @@ class _Loop:
         torch.set_rng_state(tensors["rng"])
         for name in _COUNTERS:
             setattr(self, name, state[name])
+        load_states(self.algorithm, state["controllers"])
         self.solved = self.solved and self._at_bar()  # the bar may have been raised
 
     def _modules(self) -> dict[str, torch.nn.Module]:

@@ -16,7 +16,7 @@ __all__ = ["Update"]
 class Update:
     """Epochs of minibatches through a `PolicyLoss`.
 
-    Nothing is read back from the device between minibatches.
+    Nothing is read back from the device between minibatches (with `target_kl`: epochs).
 
     Args:
         loss: Without actor and critic: it reads `log_prob`, `entropy` and `value`, which are
@@ -27,6 +27,8 @@ class Update:
         epochs: Passes over the batch.
         minibatch_size: Steps per optimizer step.
         max_grad_norm: Gradients are scaled down to this norm; None leaves them.
+        target_kl: No further epoch follows one whose mean `kl_approx` is above this many
+            nats; None runs all.
         stopwatch: Books the phases loss, backward and optimizer.
     """
 
@@ -40,11 +42,13 @@ class Update:
         epochs: int,
         minibatch_size: int,
         max_grad_norm: float | None,
+        target_kl: float | None = None,
         stopwatch: Stopwatch,
     ) -> None:
         self.loss, self.optimizer = loss, optimizer
         self.epochs, self.minibatch_size = epochs, minibatch_size
         self.max_grad_norm, self.stopwatch = max_grad_norm, stopwatch
+        self.target_kl = target_kl
         self._distribution, self._value = distribution, value
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
@@ -66,11 +70,14 @@ class Update:
         evaluated = ("log_prob", "entropy", "value")
         keys = [key for key in self.loss.in_keys if key not in evaluated]
         flat = batch.select("observation", "action", *keys).reshape(-1)
-        history = [
-            self._step(minibatch)
-            for _ in range(self.epochs)
-            for minibatch in self._minibatches(flat)
-        ]
+        history: list[dict[str, Tensor]] = []
+        for _ in range(self.epochs):
+            epoch = [self._step(minibatch) for minibatch in self._minibatches(flat)]
+            history += epoch
+            if self.target_kl is not None:
+                moved = torch.stack([step["kl_approx"] for step in epoch]).mean()
+                if moved > self.target_kl:
+                    break
         return {name: torch.stack([step[name] for step in history]).mean() for name in history[0]}
 
     def _minibatches(self, flat: TensorDictBase) -> list[TensorDictBase]:

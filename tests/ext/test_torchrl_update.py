@@ -44,7 +44,9 @@ def setting(task, frames=240):
     return actor, critic, GAEAdvantage(critic)(batch)
 
 
-def updater(actor, critic, *, epochs=1, minibatch_size=240, lr=0.0, max_grad_norm=None, flat=False):
+def updater(
+    actor, critic, *, epochs=1, minibatch_size=240, lr=0.0, max_grad_norm=None, flat=False, **more
+):
     parameters = [*actor.parameters(), *critic.parameters()]
     if flat:
         parameters = [flatten(parameters)]
@@ -58,6 +60,7 @@ def updater(actor, critic, *, epochs=1, minibatch_size=240, lr=0.0, max_grad_nor
         minibatch_size=minibatch_size,
         max_grad_norm=max_grad_norm,
         stopwatch=Stopwatch(),
+        **more,
     )
 
 
@@ -252,3 +255,23 @@ def test_loss_reads_a_plain_tensordict_of_the_user():
     assert float(out["loss_objective"]) == pytest.approx(
         -float(batch["advantage"].mean()), abs=1e-5
     )
+
+
+def test_target_kl_ends_the_epochs(monkeypatch):
+    actor, critic, batch = setting(cartpole())
+
+    def steps(target_kl):
+        update = updater(actor, critic, epochs=6, minibatch_size=120, target_kl=target_kl)
+        measured = []
+
+        def step(minibatch):
+            measured.append(0.1 * len(measured))  # means of the epochs: 0.05, 0.25, 0.45, …
+            return {"kl_approx": torch.tensor(measured[-1])}
+
+        monkeypatch.setattr(update, "_step", step)
+        update(batch)
+        return len(measured)
+
+    assert steps(None) == steps(2.0) == 12
+    assert steps(0.04) == 2
+    assert steps(0.3) == 6

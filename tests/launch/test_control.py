@@ -51,6 +51,14 @@ def job(*overrides):
         ("evaluation.episodes=0", "episodes must be positive, got 0"),
         ("algorithm={use: grpo}", "estimates its advantages with group_advantage: use ppo"),
         ("algorithm={use: a2c}", "set update.epochs=1 update.minibatch_size=64, or use ppo"),
+        ("collector.use=Colector", "'collector.use': unknown name 'Colector', did you mean 'Coll"),
+        ("collector.use=json:nothing", "'collector.use': cannot import 'json:nothing'"),
+        ("update.target_kl=0", "target_kl must be positive, got 0"),
+        (
+            "algorithm={use: kl_ppo, coef: {use: AdaptiveKl}}",
+            "'algorithm': objective.surrogate.coef reacts to 'kl', which is not among",
+        ),
+        ("optimizer.lr={use: TargetKl}", "'optimizer.lr' must be a number or a schedule"),
         ("launch={processes: 2}", "'launch.processes' must be 1"),
         ("network.hidden=[64, 0]", "hidden must be positive widths"),
         ("task={use: cartpole, gravity: 3}", "unknown key 'task.gravity'"),
@@ -151,6 +159,43 @@ def test_learning_rate_follows_its_schedule(tmp_path):
     lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
     rates = [m["learning_rate"] for m in lines if "learning_rate" in m]
     assert rates == pytest.approx([4e-3 * 64 / 2048, 4e-3 * 128 / 2048])
+
+
+def test_an_algorithm_without_a_ratio_has_no_target_kl():
+    settings = "algorithm={use: a2c}", "update={epochs: 1, minibatch_size: 64, target_kl: 0.1}"
+    with pytest.raises(RecipeError, match=r"'update.target_kl' needs an importance ratio"):
+        job(*settings)
+
+
+CONTROLLED = (
+    # Out of reach: the coefficient doubles with every update.
+    "algorithm={use: kl_ppo, coef: {use: TargetKl, value: 0.5, target: 1e-12}, "
+    # Above any entropy of two actions: the bonus grows with every update.
+    "entropy_coef: {use: TargetEntropy, target: 0.7, step: 0.125}}"
+)
+
+
+def test_controllers_adapt_and_resume(tmp_path):
+    settings = CONTROLLED, "evaluation.stop_at=null"
+    prepared = job(*settings)
+    run(tmp_path / "whole", prepared)
+    assert prepared.algorithm == job(*settings).algorithm  # the job can run again
+    run(tmp_path / "parts", job(*settings, "collector.total_frames=128"))
+    _, _, half = newest(tmp_path / "parts" / "checkpoints")
+    assert half["controllers"]["objective.surrogate.coef"]["value"] == 0.5 * 2**2
+    run(tmp_path / "parts", job(*settings), resume=True)
+    kept = [newest(tmp_path / name / "checkpoints") for name in ("whole", "parts")]
+    assert kept[0][2]["controllers"] == kept[1][2]["controllers"]
+    assert kept[0][2]["controllers"]["objective.surrogate.coef"]["value"] == 0.5 * 2**4
+    assert kept[0][2]["controllers"]["objective.entropy_coef"]["value"] == 0.5
+    for name, tensor in kept[0][1].items():
+        assert torch.equal(tensor, kept[1][1][name]), name
+    bonus = [
+        m["loss_entropy"] / m["entropy"]
+        for m in read_metrics(tmp_path / "whole" / "metrics.jsonl")
+        if "loss_entropy" in m
+    ]
+    assert bonus == pytest.approx([-0.125, -0.25, -0.375])  # none in the first update
 
 
 def test_stops_at_the_bar(tmp_path):
