@@ -34,7 +34,7 @@ class PolicyLoss(TensorDictModuleBase):
         value: How the critic is trained; overrides that of the algorithm.
 
     Attributes:
-        objective: May be replaced between updates (schedules): nothing recompiles.
+        objective: May be replaced between updates (schedules); see `resolve` for compiled loops.
     """
 
     @dataclass
@@ -53,6 +53,7 @@ class PolicyLoss(TensorDictModuleBase):
         value_target: NestedKey = "value_target"
         mask: NestedKey = "mask"
         selection: NestedKey = "selection"
+        group_tokens: NestedKey = "group_tokens"
         denominator: NestedKey = "denominator"
 
     def __init__(
@@ -105,6 +106,8 @@ class PolicyLoss(TensorDictModuleBase):
             read.append(k.old_log_prob)
             written += ["kl_approx", "ratio_mean"]
         read.append(k.advantage)
+        if o.aggregation == "group_token_mean":
+            read.append(k.group_tokens)
         if o.corrections:
             read.append(k.behavior_log_prob)
             written.append("correction_mean")
@@ -151,6 +154,9 @@ class PolicyLoss(TensorDictModuleBase):
 
         mask = steps(k.mask, needed=False)
         denominator = tensordict.get(k.denominator, None)
+        group_tokens = None
+        if o.aggregation == "group_token_mean":
+            group_tokens = _required(tensordict, k.group_tokens)
         advantage = steps(k.advantage, needed=True)
         out = policy_loss(
             log_prob,
@@ -163,6 +169,7 @@ class PolicyLoss(TensorDictModuleBase):
             ref_log_prob=steps(k.ref_log_prob, needed=o.uses_reference and o.kl_in == "loss"),
             entropy=entropy,
             selection=steps(k.selection, needed=False) if o.selects else None,
+            group_tokens=group_tokens,
         )
         if self.value_term is not None:
             term = self.value_term
@@ -179,6 +186,10 @@ class PolicyLoss(TensorDictModuleBase):
                 mask,
                 clip=term.clip,
                 loss=term.loss,
+                # One denominator is shared, and so the weights must be.
+                aggregation=o.aggregation,
+                horizon=o.horizon,
+                group_tokens=group_tokens,
                 denominator=denominator,
             )
             critic["loss_critic"] = term.coef * critic["loss_critic"]

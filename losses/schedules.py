@@ -8,7 +8,9 @@ plain numbers, so the losses know nothing of schedules.
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
+
+import torch
 
 __all__ = [
     "Coefficient",
@@ -145,35 +147,44 @@ def check_coefficient(name: str, value: Coefficient, *, low: float = 0.0) -> Non
         raise ValueError(f"{name} must be at least {low:g}, got {value}")
 
 
-def resolve(tree: T, step: float) -> T:
+def resolve(tree: T, step: float, *, tensors: bool = False) -> T:
     """Return `tree` with every schedule inside replaced by its value at `step`.
 
     Args:
         tree: A (nested) dataclass such as `Algorithm` or `Objective`, mappings and tuples
             in it included.
         step: In the unit the schedules were written in.
+        tensors: Give coefficients as scalar tensors, for a compiled loss: it would be compiled
+            anew for each new number, and is not for a new tensor. Constants but zero as well,
+            since `clamp` takes two numbers or two tensors.
 
     Raises:
         ValueError: If a value breaks the rules of the dataclass that holds it.
     """
-    return _resolve(tree, step)
+    return _resolve(tree, step, tensors)
 
 
-def _resolve(node: Any, step: float) -> Any:  # noqa: ANN401
+def _resolve(node: Any, step: float, tensors: bool) -> Any:  # noqa: ANN401
     if isinstance(node, Schedule):
-        return node(step)
+        return _scalar(node(step)) if tensors else node(step)
     if is_dataclass(node) and not isinstance(node, type):
         changed = {}
         for field in fields(node):
             old = getattr(node, field.name)
-            new = _resolve(old, step)
+            new = _resolve(old, step, tensors)
+            if tensors and Schedule in get_args(field.type) and isinstance(new, float) and new:
+                new = _scalar(new)
             if new is not old:
                 changed[field.name] = new
         return replace(node, **changed) if changed else node
     if isinstance(node, dict):
-        new = {key: _resolve(value, step) for key, value in node.items()}
+        new = {key: _resolve(value, step, tensors) for key, value in node.items()}
         return new if any(new[key] is not node[key] for key in node) else node
     if isinstance(node, tuple):
-        items = tuple(_resolve(item, step) for item in node)
+        items = tuple(_resolve(item, step, tensors) for item in node)
         return items if any(a is not b for a, b in zip(items, node, strict=True)) else node
     return node
+
+
+def _scalar(value: float) -> torch.Tensor:
+    return torch.tensor(value, dtype=torch.float64)

@@ -21,6 +21,8 @@ def value_loss(
     loss: Literal["mse", "huber"] = "mse",
     scale: float | Tensor = 1.0,
     aggregation: Aggregation = "token_mean",
+    horizon: int | None = None,
+    group_tokens: Tensor | None = None,
     denominator: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Return the loss of a value function, pessimistically clipped.
@@ -44,7 +46,10 @@ def value_loss(
         loss: `"mse"` or `"huber"`.
         scale: Errors are divided by it first: hand in the standard deviation of the returns
             to make the loss independent of the scale of the reward.
-        aggregation: As in `polopt.losses.aggregation`; `"constant"` is not for values.
+        aggregation: As in `polopt.losses.aggregation`; that of the objective, if both share a
+            denominator.
+        horizon: As in `Objective`, for aggregation `"constant"`.
+        group_tokens: As in `policy_loss`, for aggregation `"group_token_mean"`.
         denominator: As in `polopt.losses.policy_loss`.
 
     Returns:
@@ -67,7 +72,14 @@ def value_loss(
     if loss not in ("mse", "huber"):
         raise ValueError(f"loss must be 'mse' or 'huber', got {loss!r}")
     dtype = torch.promote_types(value.dtype, torch.float32)
-    total = aggregator(value, mask, aggregation, denominator=denominator)
+    total = aggregator(
+        value,
+        mask,
+        aggregation,
+        horizon=horizon,
+        group_tokens=group_tokens,
+        denominator=denominator,
+    )
 
     def cost(error: Tensor) -> Tensor:
         if loss == "mse":

@@ -8,7 +8,7 @@ import torch
 from axes import PRESETS, combine, draw, objective_of
 from torch._dynamo.utils import counters
 
-from polopt.losses import Objective, policy_loss
+from polopt.losses import Linear, Objective, policy_loss, resolve
 from polopt.losses.schedules import Schedule
 
 MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 1, 1], [0, 0, 0, 0]]).bool()
@@ -34,20 +34,20 @@ def graphs():
     return counters["stats"]["unique_graphs"]
 
 
-def as_tensors(node, factor=1.0):
-    """Return a dataclass with its coefficients (those that may be schedules) as tensors."""
-    changes = {}
-    for f in fields(node):
-        value = getattr(node, f.name)
-        if isinstance(value, float) and value != 0.0 and Schedule in get_args(f.type):
-            changes[f.name] = torch.tensor(value * factor, dtype=torch.float64)
-    return replace(node, **changes)
-
-
 def varied(objective: Objective, factor: float) -> Objective:
+    """Return the objective with all its coefficients scaled, as a compiled loop resolves them."""
     objective = replace(objective, kl_in="loss", kl_coef=0.1, entropy_coef=0.01)
-    objective = replace(objective, surrogate=as_tensors(objective.surrogate, factor))
-    return as_tensors(objective, factor)
+    scaled = replace(objective, surrogate=scale(objective.surrogate, factor))
+    return resolve(scale(scaled, factor), 0, tensors=True)
+
+
+def scale(node, factor):
+    changes = {
+        f.name: Linear(start=getattr(node, f.name) * factor, end=0.0, steps=1)
+        for f in fields(node)
+        if isinstance(getattr(node, f.name), float) and Schedule in get_args(f.type)
+    }
+    return replace(node, **changes)
 
 
 @pytest.mark.slow

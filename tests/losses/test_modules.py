@@ -8,7 +8,7 @@ from axes import PRESETS, REGULARISERS, draw, objective_of
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
-from polopt.losses import ValueTerm, dapo, grpo, policy_loss, ppo, value_loss
+from polopt.losses import Clip, Objective, ValueTerm, dapo, grpo, policy_loss, ppo, value_loss
 from polopt.losses.modules import PolicyLoss
 
 MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 1, 1], [0, 0, 0, 0]]).bool()
@@ -122,3 +122,32 @@ def test_entropy_without_closed_form_is_sampled_with_its_gradient():
     entropy = 1.4189385 + (weight * torch.log1p(-tanh.square())).sum()
     assert out["entropy"].item() == pytest.approx(entropy.item(), abs=0.02)
     assert grad.sum().item() == pytest.approx((weight * 2 * tanh).sum().item(), abs=0.02)
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"aggregation": "token_mean"},
+        {"aggregation": "sequence_mean"},
+        {"aggregation": "constant", "horizon": 7},
+        {"aggregation": "group_token_mean"},
+    ],
+    ids=lambda axes: axes["aggregation"],
+)
+def test_value_term_shares_the_weights_of_its_denominator(axes):
+    """Parts given the whole count add up to the whole, the critic's term too."""
+    g = torch.Generator().manual_seed(0)
+    mask = torch.arange(5) < torch.tensor([[5], [1], [3], [2]])
+    names = ("log_prob", "action_log_prob", "advantage", "value", "state_value", "value_target")
+    data = {n: torch.randn(4, 5, generator=g, dtype=torch.float64) for n in names}
+    tokens = mask.sum(-1).double()
+    group_tokens = torch.stack([tokens[:2].sum(), tokens[2:].sum()]).repeat_interleave(2)
+    whole = TensorDict({**data, "mask": mask, "group_tokens": group_tokens}, [4])
+    objective = Objective(surrogate=Clip(), **axes)
+    loss = PolicyLoss(objective, value=ValueTerm(coef=1.0, clip=0.5))
+    expected = loss(whole)
+    count = objective.count(mask, group_tokens=group_tokens)
+    parts = [TensorDict({**dict(whole[a:b]), "denominator": count}) for a, b in ((0, 1), (1, 4))]
+    for name in ("loss_objective", "loss_critic"):
+        total = sum(loss(part)[name] for part in parts)
+        torch.testing.assert_close(total, expected[name])
