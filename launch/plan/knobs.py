@@ -77,7 +77,7 @@ def _more_vllm(s: Setup) -> dict[str, Any] | None:
 def _parameters(s: Setup) -> dict[str, Any] | None:
     if s.parameter_offload:
         return None
-    whole = s.engine == "trl" and s.sharding == "fsdp"
+    whole = s.sharding == "fsdp" and (s.engine == "trl" or s.streaming)
     return {"parameter_offload": True} | ({"optimizer_offload": True} if whole else {})
 
 
@@ -103,8 +103,8 @@ KNOBS = {
     knob.name: knob
     for knob in (
         Knob(
-            "sync_each_batch",
-            _set("sync_each_batch", True),
+            "gradient_sync",
+            lambda s: None if s.synced else {"gradient_sync": "each"},
             "accelerator_config: {gradient_accumulation_kwargs: {sync_each_batch: true}}",
             "verl 0.9.1 or newer (older ones keep whole gradients)",
             "one reduction per micro-batch",

@@ -166,7 +166,7 @@ class Builder:
         self.states: States = states(setup, setup.model.parameters)
         self.engine = _engine(setup) if setup.vllm != "none" else None
         # verl moves whole shards to the host between phases; the others stream, or keep them.
-        self.swaps = setup.engine == "verl"
+        self.swaps = setup.engine == "verl" and not setup.streams
 
     def phases(self) -> list[Phase]:
         """Return all phases that this setup has."""

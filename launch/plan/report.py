@@ -16,6 +16,7 @@ from polopt.launch.plan.knobs import (
 )
 from polopt.launch.plan.parallel import Choice, choose
 from polopt.launch.plan.phases import ASSUMED, HEADROOM, Builder, Phase, Plan
+from polopt.launch.plan.states import LIVE_PARAMETERS
 
 __all__ = ["as_json", "as_markdown"]
 
@@ -37,11 +38,20 @@ def _settings(planned: Plan) -> dict[str, Any]:
 
 
 def _assumed(planned: Plan) -> dict[str, float]:
-    return {
+    s = planned.setup
+    found = {
         **{f"{name}, GiB": value for name, value in ASSUMED.items()},
-        f"usable memory of {planned.setup.gpu.name}, GiB": planned.setup.gpu.memory,
+        f"usable memory of {s.gpu.name}, GiB": s.gpu.memory,
         "card / peak below which an allocating phase is at risk": HEADROOM,
     }
+    if planned.engine is not None:
+        what = "activations of vLLM (0.5 + 1.5 × tokens / 32768 × hidden / 5120), GiB"
+        found[what] = planned.engine.work
+    if s.head == "full":
+        found["bytes per logit of a pass without gradient"] = 9.0
+    if s.sharding == "zero3":
+        found["weights that ZeRO-3 keeps gathered"] = float(LIVE_PARAMETERS)
+    return found
 
 
 def _phase(phase: Phase) -> dict[str, Any]:

@@ -17,6 +17,7 @@ CHOICES = {
     "head": ("fused", "full"),
     "vllm": ("colocate", "server", "none"),
     "critic": ("none", "shared", "separate"),
+    "gradient_sync": ("auto", "each", "last"),
 }
 
 
@@ -43,10 +44,13 @@ class Setup:
         checkpointing: Whether activations are recomputed.
         attention: `flash`, `sdpa` with a padding mask, or `eager`.
         head: `fused` (no logits in memory) or `full`.
-        sync_each_batch: Whether gradients are reduced in every micro-batch. If not, FSDP keeps
-            them unsharded while they accumulate.
+        gradient_sync: When gradients are reduced: in `each` micro-batch, or in the `last` of a
+            step only, and FSDP keeps them unsharded until then. `auto` is what the engine does
+            unless told otherwise: verl 0.9.1 each, accelerate last.
         parameter_offload: Whether weights live in host memory.
         optimizer_offload: Whether Adam's moments live in host memory.
+        streaming: Whether offloaded shards of verl stay there while training (offload_policy)
+            instead of coming back for each phase. accelerate's always stay.
         reference: Whether there is a reference model.
         critic: `none`, `shared` (a value head on the policy) or `separate` (of equal size).
         vllm: `colocate` (on the training cards), `server` (on cards of its own) or `none`.
@@ -81,9 +85,10 @@ class Setup:
     checkpointing: bool = True
     attention: str = "flash"
     head: str = "fused"
-    sync_each_batch: bool = True
+    gradient_sync: str = "auto"
     parameter_offload: bool = False
     optimizer_offload: bool = False
+    streaming: bool = False
     reference: bool = False
     critic: str = "none"
     vllm: str = "colocate"
@@ -151,11 +156,11 @@ class Setup:
             raise ValueError(
                 "parameter_offload and optimizer_offload need sharding (fsdp; zero1 to zero3)"
             )
-        whole = self.engine == "trl" and self.sharding == "fsdp"
+        whole = self.sharding == "fsdp" and (self.engine == "trl" or self.streaming)
         if whole and self.parameter_offload != self.optimizer_offload:
             raise ValueError(
-                "parameter_offload: FSDP under accelerate offloads weights and optimizer together "
-                "(fsdp_offload_params): set optimizer_offload to the same value"
+                "parameter_offload: streaming FSDP offload (fsdp_offload_params, offload_policy) "
+                "takes weights and optimizer together: set optimizer_offload to the same value"
             )
         if self.engine == "verl" and self.sharding != "fsdp":
             raise ValueError(f"sharding: verl is planned with fsdp only, got {self.sharding!r}")
@@ -180,6 +185,21 @@ class Setup:
         if self.precision != "auto":
             return self.precision
         return "bf16" if self.sharding == "none" else "mixed"
+
+    @property
+    def synced(self) -> bool:
+        """Whether gradients are reduced in every micro-batch."""
+        usual = "each" if self.engine == "verl" else "last"
+        return (usual if self.gradient_sync == "auto" else self.gradient_sync) == "each"
+
+    @property
+    def streams(self) -> bool:
+        """Whether offloaded FSDP shards never come back to the GPU as a whole."""
+        return (
+            self.sharding == "fsdp"
+            and self.parameter_offload
+            and (self.engine == "trl" or self.streaming)
+        )
 
     @property
     def length(self) -> int:

@@ -69,7 +69,7 @@ def from_recipe(path: Path, overrides: Sequence[str]) -> Source:
         "micro_batch": per_device,
         "checkpointing": bool(_checkpointing(trainer)),
         "attention": "eager" if architecture and architecture.model_type == "gemma2" else "sdpa",
-        "sync_each_batch": _synced(trainer),
+        "gradient_sync": "each" if _synced(trainer) else "last",
         "vllm": (trainer["vllm_mode"] or "colocate") if trainer["use_vllm"] else "none",
         "vllm_memory": float(trainer["vllm_gpu_memory_utilization"] or 0.3),
         "vllm_sleep": bool(trainer["vllm_enable_sleep_mode"]),
@@ -223,10 +223,19 @@ def from_script(text: str, given: Mapping[str, str]) -> Source:
         raise ValueError(
             f"{_ACTOR}ppo_micro_batch_size_per_gpu is not set, and without it verl does not start"
         )
+    lora = script.value("actor_rollout_ref.model.lora_rank")
+    if type(lora) is int and lora > 0:
+        raise ValueError(
+            f"actor_rollout_ref.model.lora_rank={lora}: LoRA is not planned; "
+            "actor_rollout_ref.model.lora_rank=0 plans the training of all weights"
+        )
     generations = script.integer(_ROLLOUT + "n", low=1)
     engine = script.text(_ROLLOUT + "name")
     shards = script.value(_ACTOR + "fsdp_config.fsdp_size")
     model, name = _known(script.text("actor_rollout_ref.model.path"))
+    dtype = script.text(_ACTOR + "fsdp_config.model_dtype", default="fp32")
+    streams = script.flag(_ACTOR + "fsdp_config.offload_policy", default=False)
+    gae = script.text("algorithm.adv_estimator") == "gae"
     rows = given.get(ROWS) or known_rows(script.texts("data.train_files"))
     settings = {
         "engine": "verl",
@@ -246,11 +255,13 @@ def from_script(text: str, given: Mapping[str, str]) -> Source:
         "sequence_parallel": sequence,
         "checkpointing": script.flag("actor_rollout_ref.model.enable_gradient_checkpointing"),
         "head": "fused" if script.flag("actor_rollout_ref.model.use_fused_kernels") else "full",
-        "parameter_offload": script.flag(_ACTOR + "fsdp_config.param_offload"),
-        "optimizer_offload": script.flag(_ACTOR + "fsdp_config.optimizer_offload"),
+        "precision": "bf16" if dtype in ("bf16", "bfloat16") else "mixed",
+        "parameter_offload": streams or script.flag(_ACTOR + "fsdp_config.param_offload"),
+        "optimizer_offload": streams or script.flag(_ACTOR + "fsdp_config.optimizer_offload"),
+        "streaming": streams,
         "reference": script.flag(_ACTOR + "use_kl_loss")
         or script.flag("algorithm.use_kl_in_reward"),
-        "critic": "separate" if script.text("algorithm.adv_estimator") == "gae" else "none",
+        "critic": "separate" if gae else "none",
         "vllm": "none" if engine == "hf" else "colocate",
         "vllm_memory": script.number(_ROLLOUT + "gpu_memory_utilization"),
         "vllm_sleep": script.flag(_ROLLOUT + "free_cache_engine"),
@@ -265,4 +276,8 @@ def from_script(text: str, given: Mapping[str, str]) -> Source:
         "epochs": float(script.number("trainer.total_epochs")),
     }
     said = [] if rows else ["the number of training rows is not known: give rows=N"]
+    if gae:
+        said.append("the critic is planned as large as the policy, with the policy's settings")
+    if engine not in ("vllm", "hf"):
+        said.append(f"{engine} is planned like vLLM")
     return Source(model=model, model_name=name, settings=settings, said=said)

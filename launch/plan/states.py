@@ -4,7 +4,15 @@ from dataclasses import dataclass
 
 from polopt.launch.plan.setup import Setup
 
-__all__ = ["States", "accumulation", "gathered", "in_flight", "states", "unsynced"]
+__all__ = [
+    "LIVE_PARAMETERS",
+    "States",
+    "accumulation",
+    "gathered",
+    "in_flight",
+    "states",
+    "unsynced",
+]
 
 LIVE_PARAMETERS = 10**9
 """ZeRO-3 gathers at most so many weights (stage3_max_live_parameters); accelerate's default."""
@@ -49,9 +57,7 @@ def states(setup: Setup, parameters: int) -> States:
             buckets=size * parameters if setup.gpus > 1 else 0.0,
         )
     if kind == "fsdp":
-        # accelerate streams offloaded shards: they are never on the GPU. verl's come and go.
-        streaming = setup.engine == "trl" and setup.parameter_offload
-        shard = 0.0 if streaming else size * parameters / n
+        shard = 0.0 if setup.streams else size * parameters / n
         # Without a reduction per micro-batch the gradients stay whole, in the dtype of compute.
         whole = min(size, 2) * parameters if unsynced(setup) else 0.0
         return States(weights=shard, optimizer=2 * shard, gradients=shard + whole)
@@ -68,7 +74,7 @@ def states(setup: Setup, parameters: int) -> States:
 
 def unsynced(setup: Setup) -> bool:
     """Whether FSDP accumulates gradients unsharded."""
-    return setup.sharding == "fsdp" and not setup.sync_each_batch and accumulation(setup) > 1
+    return setup.sharding == "fsdp" and not setup.synced and accumulation(setup) > 1
 
 
 def accumulation(setup: Setup) -> int:

@@ -54,7 +54,7 @@ MODELS = (
     "phi-3-mini",
     "phi-4",
 )
-SHARDED = {"sharding": "fsdp", "gpus": 8, "precision": "mixed"}
+SHARDED = {"sharding": "fsdp", "gpus": 8, "precision": "mixed", "gradient_sync": "each"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "one card, bf16": {"precision": "bf16"},
     "FSDP on 8, mixed": SHARDED,

@@ -139,7 +139,7 @@ def test_overrides_reach_the_recipe_and_its_accelerate_config(planned, tmp_path)
     content = planned(tmp_path / "mine.yaml", "--gpu", "H100-80", "--gpus", 8, *words)
     s = content["settings"]
     assert (s["gpus"], s["sharding"], s["micro_batch"]) == (8, "fsdp", 1)
-    assert (s["reference"], s["sync_each_batch"], s["checkpointing"]) == (False, False, True)
+    assert (s["reference"], s["gradient_sync"], s["checkpointing"]) == (False, "last", True)
     assert s["completions_per_step"] == 1 * 2 * 8
 
 

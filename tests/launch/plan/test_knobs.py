@@ -31,7 +31,7 @@ def test_memory_of_the_update(guide):
 
 
 def test_whole_gradients_are_reduced_first(guide):
-    assert helping(plan(guide(sync_each_batch=False)))[0] == "sync_each_batch"
+    assert helping(plan(guide(gradient_sync="last")))[0] == "gradient_sync"
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_whole_gradients_are_reduced_first(guide):
     [
         {"vllm_memory": 0.9},
         {"checkpointing": False},
-        {"sync_each_batch": False},
+        {"gradient_sync": "last"},
         {"gpus": 8},
         {"gpus": 4, "tensor_parallel": 4},
         {"vllm_memory": 0.15},

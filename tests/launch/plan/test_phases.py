@@ -35,7 +35,7 @@ def setups(draw):
         checkpointing=draw(st.booleans()),
         attention=draw(st.sampled_from(attention)),
         head="fused" if engine == "trl" else draw(st.sampled_from(["fused", "full"])),
-        sync_each_batch=draw(st.booleans()),
+        gradient_sync=draw(st.sampled_from(["auto", "each", "last"])),
         optimizer_offload=engine == "verl" and draw(st.booleans()),
         reference=draw(st.booleans()),
         critic=draw(st.sampled_from(["none", "shared", "separate"])),
@@ -66,7 +66,7 @@ def check_grows_where_both(small, large, without=""):
 @settings(max_examples=150, deadline=None)
 @given(setups(), st.integers(1, 16))
 def test_larger_batches_need_no_less(setup, more):
-    if setup.sharding == "fsdp" and not setup.sync_each_batch:
+    if setup.sharding == "fsdp" and not setup.synced:
         setup = replace(setup, prompts_per_rollout=10**6)  # some accumulation on both sides
     check_grows(setup, replace(setup, micro_batch=setup.micro_batch + more))
 
@@ -165,7 +165,7 @@ def test_published_weights_of_a_vllm_run():
         ({"vllm_memory": 0.9}, "does not fit", "generation"),
         ({"vllm_memory": 0.9, "optimizer_offload": True}, "edge", "generation"),
         ({"checkpointing": False}, "does not fit", "update"),
-        ({"sync_each_batch": False}, "does not fit", "update"),
+        ({"gradient_sync": "last"}, "does not fit", "update"),
         ({"gpus": 8}, "does not fit", "generation"),
         ({"gpus": 8, "vllm_memory": 0.6, "optimizer_offload": True}, "does not fit", "update"),
         ({"sequence_parallel": 1}, "risk", "update"),
@@ -186,12 +186,30 @@ def test_offload_of_verl_helps_generation_and_not_the_update(guide):
 
 def test_streaming_offload_takes_states_off_in_every_phase():
     setup = Setup(
-        model=load("qwen3-8b"), gpu=find_gpu("H100-80"), gpus=8, sharding="fsdp", vllm="server"
-    )
+        model=load("qwen3-8b"), gpu=find_gpu("H100-80"), gpus=8, sharding="fsdp", vllm="server",
+        gradient_sync="each",
+    )  # fmt: skip
     off = plan(replace(setup, parameter_offload=True, optimizer_offload=True))
     for phase in off.phases:
         assert not {"weights", "optimizer", "gradients"} & phase.parts.keys()
     assert off.host == pytest.approx(12 * setup.model.parameters / GIB)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_offload_policy_of_verl_streams(guide, streaming):
+    off = {"parameter_offload": True, "optimizer_offload": True}
+    parts = plan(guide(streaming=streaming, **off)).phase("update").parts
+    assert ("optimizer" in parts) is not streaming
+
+
+def test_gradients_stay_whole_where_they_are_reduced_last(guide):
+    whole = 2 * guide().model.parameters / GIB
+    each, last = (
+        plan(guide(gradient_sync=s)).phase("update").parts["gradients"] for s in ("auto", "last")
+    )
+    assert last - each == pytest.approx(whole)
+    one_pass = guide(gradient_sync="last", micro_batch=32)  # nothing to accumulate
+    assert plan(one_pass).phase("update").parts["gradients"] == pytest.approx(each)
 
 
 def test_reference_under_fsdp_of_accelerate_is_gathered_whole():
@@ -215,7 +233,10 @@ def test_reference_under_fsdp_of_accelerate_is_gathered_whole():
     ],
 )
 def test_bytes_per_parameter(kind, weights, optimizer, gradients):
-    setup = Setup(model=load("qwen3-8b"), gpu=find_gpu("H100-80"), gpus=8, sharding=kind)
+    setup = Setup(
+        model=load("qwen3-8b"), gpu=find_gpu("H100-80"), gpus=8, sharding=kind,
+        gradient_sync="each",
+    )  # fmt: skip
     parts, size = plan(setup).phase("update").parts, setup.model.parameters / GIB
     found = [parts[k] / size for k in ("weights", "optimizer", "gradients")]
     assert found == pytest.approx([weights, optimizer, gradients])
@@ -307,7 +328,7 @@ def test_settings_that_cannot_be_are_refused(guide, changes, words):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"optimizer_offload": True}, "offloads weights and optimizer together"),
+        ({"optimizer_offload": True}, "takes weights and optimizer together"),
         ({"sharding": "zero2", "parameter_offload": True}, "in zero3 only, not zero2"),
         ({"sharding": "zero1", "precision": "fp32"}, "ZeRO is planned with float32 masters"),
         ({"sharding": "none", "shards": 4}, "shards: 4 needs sharding"),
