@@ -75,6 +75,9 @@ def read_launch(source: str, given: Mapping[str, str] | None = None) -> Launch:
         shift = -1
     else:
         script, shift = read_script(source, given), 0
+        if script.state.ended and not any(_candidate(i, script) for i in script.invocations):
+            # It wants arguments or variables and stops without them: ask for them instead.
+            script = read_script(source, given, reads_empty=False)
     candidates = [c for i in script.invocations if (c := _candidate(i, script))]
     candidates = [c for c in candidates if c.known or "verl" in c.module]
     if not candidates:

@@ -59,10 +59,12 @@ class Builtins:
         return True
 
     def _do_shift(self, line: int, rest: list[Field]) -> bool:
-        arguments = Expander(self.state).fields(all_arguments(line))
         count = int(rest[0].text) if rest and re.fullmatch(r"[0-9]{1,4}", rest[0].text) else 1
-        self.state.arguments = arguments[count:]
-        return len(arguments) >= count
+        if self.state.arguments is None:
+            self.state.shifted += count
+        else:
+            self.state.arguments = self.state.arguments[count:]
+        return True
 
     def _do_set(self, line: int, rest: list[Field]) -> bool:
         texts = [f.text for f in rest]

@@ -93,7 +93,7 @@ class Expander:
                 raise ShellError(line, f"variables refer to each other in a circle: {cycle}")
             value = self._scalar(name, line)
             if value is None or self.state.unknowns.within(value):
-                if value is None and self.lenient:
+                if value is None and self.lenient and self.state.reads_empty:
                     return 0
                 unknown.append(name)
                 return 1
@@ -217,9 +217,9 @@ class Expander:
         return given if given is not None else self.state.unknowns.mark(text, (text,), line)
 
     def _param(self, inner: str, line: int, *, quoted: bool) -> tuple[list[Field], bool]:
-        found = _PARAM.fullmatch(inner)
-        if inner in ("#", "!"):
-            found = _PARAM.fullmatch(inner + "@") if inner == "#" else None
+        if inner == "#":
+            return [Field(self._count(line), line, inner)], False
+        found = _PARAM.fullmatch(inner) if inner != "!" else None
         if not found:
             return [Field(self._odd(inner, line), line, inner)], False
         name, index, rest, prefix = found["name"], found["index"], found["rest"], found["prefix"]
@@ -274,19 +274,24 @@ class Expander:
     def _arguments(self) -> list[Field]:
         if self.state.arguments is not None:
             return self.state.arguments
-        found = []
-        while (value := self.state.supplied(str(len(found) + 1))) is not None:
+        found: list[Field] = []
+        start = self.state.shifted + 1
+        while (value := self.state.supplied(str(start + len(found)))) is not None:
             found.append(Field(value, 0, value))
         return found
 
+    def _count(self, line: int) -> str:
+        count = len(self._arguments())
+        if not count and self.state.arguments is None and not self.state.reads_empty:
+            return self.state.unknowns.mark("$#", ("1",), line)
+        return str(count)
+
     def _one(self, name: str, index: str | None, line: int) -> str | None:
         if re.fullmatch(r"[0-9]{1,4}", name) and name != "0":
+            if self.state.arguments is None:
+                return self.state.supplied(str(int(name) + self.state.shifted))
             arguments = self._arguments()
-            if int(name) <= len(arguments):
-                return arguments[int(name) - 1].text
-            return "" if self.state.arguments is not None else None
-        if name == "#":
-            return str(len(self._arguments()))
+            return arguments[int(name) - 1].text if int(name) <= len(arguments) else ""
         if index is None:
             return self._scalar(name, line)
         value = self.state.lookup(name, line)
@@ -304,10 +309,11 @@ class Expander:
         return value[key].text if key in value else None
 
     def _unset(self, name: str, line: int) -> str:
-        if self.lenient:
+        if self.lenient and self.state.reads_empty:
             self.state.note(line, f"{name} is not set in the script; the test reads it as empty")
             return ""
-        return self.state.unknowns.mark(f"${{{name}}}", (name,), line)
+        asks = str(int(name) + self.state.shifted) if re.fullmatch(r"[0-9]{1,4}", name) else name
+        return self.state.unknowns.mark(f"${{{name}}}", (asks,), line)
 
     def _odd(self, inner: str, line: int) -> str:
         """An expansion that is not evaluated."""

@@ -60,13 +60,17 @@ class Script:
     state: State
 
 
-def read_script(source: str, given: Mapping[str, str] | None = None) -> Script:
+def read_script(
+    source: str, given: Mapping[str, str] | None = None, *, reads_empty: bool = True
+) -> Script:
     """Evaluate a script symbolically.
 
     Args:
         source: The text of the script.
         given: Values of the environment, of substitutions such as `$(hostname)`, of
             arguments (`1`, `2`) and of tests (`line12` = `true`).
+        reads_empty: Whether tests read variables and arguments that are not set as empty.
+            Otherwise such a test is followed both ways.
 
     Raises:
         ShellError: If it is not a shell script, or does more than can be followed.
@@ -80,7 +84,7 @@ def read_script(source: str, given: Mapping[str, str] | None = None) -> Script:
         for c in text:
             if c == "\0" or "\ue000" <= c <= "\uf8ff":
                 raise ShellError(number, f"not a shell script: it contains the character {c!r}")
-    state = State(dict(given or {}))
+    state = State(dict(given or {}), reads_empty=reads_empty)
     if "\r\n" in source:
         state.note(1, "lines end in CR LF: bash itself would fail, read as LF")
         source = source.replace("\r\n", "\n")
@@ -381,12 +385,13 @@ class _Runner(Builtins):
         texts = [f.text for f in fields]
         if texts[0] == "eval":
             return " ".join(texts[1:])
-        name = texts[0].rsplit("/", 1)[-1]
-        if name in ("bash", "sh", "zsh"):
-            for i, text in enumerate(texts[1:], 1):
-                if text.startswith("-") and text.endswith("c") and not text.startswith("--"):
-                    return texts[i + 1] if i + 1 < len(texts) else None
-                if not text.startswith("-"):
+        for shell, text in enumerate(texts):
+            if text.rsplit("/", 1)[-1] not in ("bash", "sh", "zsh"):
+                continue
+            for i in range(shell + 1, len(texts) - 1):
+                if re.fullmatch(r"-[a-z]*c", texts[i]):
+                    return texts[i + 1]
+                if not texts[i].startswith("-"):
                     break
         return None
 

@@ -122,6 +122,10 @@ class State:
         unknowns: Shared by all states of one script.
         notes: Remarks for the report, as (line, text); shared.
         used: Names of `given` that the script has read; shared.
+        arguments: Those of the function that runs; None: those of the script.
+        shifted: How many arguments of the script `shift` has dropped.
+        reads_empty: Whether tests read what is not set as empty; otherwise they are unknown.
+        ended: Whether the script or function has ended, and how.
     """
 
     given: Mapping[str, str]
@@ -130,7 +134,9 @@ class State:
     used: set[str] = field(default_factory=set)
     variables: dict[str, Value] = field(default_factory=dict)
     functions: dict[str, Command] = field(default_factory=dict)
-    arguments: list[Field] | None = None  # None: those of the script itself
+    arguments: list[Field] | None = None
+    shifted: int = 0
+    reads_empty: bool = True
     ended: Literal["", "return", "exit"] = ""
 
     def fork(self) -> "State":
@@ -144,13 +150,16 @@ class State:
             variables,
             dict(self.functions),
             self.arguments,
+            self.shifted,
+            self.reads_empty,
             self.ended,
         )
 
     def adopt(self, other: "State") -> None:
         """Become a copy of `other`."""
         self.variables, self.functions = other.variables, other.functions
-        self.arguments, self.ended = other.arguments, other.ended
+        self.arguments, self.shifted = other.arguments, other.shifted
+        self.ended = other.ended
 
     def merge(self, one: "State", two: "State", line: int) -> None:
         """Keep what two branches agree on; what differs becomes unknown."""

@@ -354,3 +354,25 @@ def test_clip_ratio_stands_in_for_null():
 def test_a_megatron_configuration_is_refused():
     found = import_script(f"{M} --config-name=ppo_megatron_trainer.yaml trainer.nnodes=1\n")
     assert "--config-name=ppo_megatron_trainer.yaml chooses Megatron" in found.plan.refusals[0]
+
+
+USAGE = 'if [ "$#" -lt 2 ]; then echo usage; exit 1; fi\nN=$1\nshift\n'
+NEEDS = '[ -n "$MODEL" ] || { echo missing; exit 1; }\n'
+
+
+def test_scripts_that_stop_without_arguments_are_followed_on():
+    script = f"{USAGE}{M} trainer.nnodes=$N data.seed=$1\n"
+    with pytest.raises(ValueError, match=r"line 4: trainer\.nnodes .* supply --set N=…"):
+        import_script(script)
+    launch = read_launch(script, {"1": "3", "2": "7"})
+    assert [(o.key, o.value) for o in launch.overrides] == [("trainer.nnodes", 3), ("data.seed", 7)]
+
+
+def test_scripts_that_stop_without_a_variable_are_followed_on():
+    launch = read_launch(f"{NEEDS}{M} trainer.nnodes=2 actor_rollout_ref.model.path=$MODEL\n")
+    assert [o.asks for o in launch.overrides] == [(), ("MODEL",)]
+
+
+def test_scripts_inside_of_scripts():
+    launch = read_launch(f'srun -n 1 docker exec x bash -lc "A=1 {M} \\\n trainer.nnodes=2"\n')
+    assert [(o.key, o.value) for o in launch.overrides] == [("trainer.nnodes", 2)]
