@@ -213,8 +213,9 @@ class Expander:
     def _command(self, text: str, line: int) -> str:
         if text in _PWD_COMMANDS:
             return PWD
-        given = self.state.supplied(text)
-        return given if given is not None else self.state.unknowns.mark(text, (text,), line)
+        name = " ".join(text.split())  # one line, as it is asked for
+        given = self.state.supplied(name)
+        return given if given is not None else self.state.unknowns.mark(text, (name,), line)
 
     def _param(self, inner: str, line: int, *, quoted: bool) -> tuple[list[Field], bool]:
         if inner == "#":
@@ -318,8 +319,9 @@ class Expander:
     def _odd(self, inner: str, line: int) -> str:
         """An expansion that is not evaluated."""
         found = re.search(r"[A-Za-z_]\w*", inner)
-        asks = (found.group(),) if found else (f"${{{inner}}}",)
-        given = self.state.supplied(f"${{{inner}}}")
+        name = " ".join(f"${{{inner}}}".split())
+        asks = (found.group(),) if found else (name,)
+        given = self.state.supplied(name)
         return given if given is not None else self.state.unknowns.mark(f"${{{inner}}}", asks, line)
 
     def _default(

@@ -376,3 +376,10 @@ def test_scripts_that_stop_without_a_variable_are_followed_on():
 def test_scripts_inside_of_scripts():
     launch = read_launch(f'srun -n 1 docker exec x bash -lc "A=1 {M} \\\n trainer.nnodes=2"\n')
     assert [(o.key, o.value) for o in launch.overrides] == [("trainer.nnodes", 2)]
+
+
+def test_names_are_asked_for_in_one_line():
+    script = f"{M} trainer.nnodes=$(cat hosts |\n  wc -l)\n"
+    with pytest.raises(ValueError, match=r"supply --set '\$\(cat hosts \| wc -l\)=…'$"):
+        import_script(script)
+    assert read_launch(script, {"$(cat hosts | wc -l)": "3"}).overrides[0].value == 3
