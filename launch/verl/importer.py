@@ -9,8 +9,9 @@ from typing import Any
 
 from polopt.launch.recipe import dump
 from polopt.launch.verl.batch import convert_batch
+from polopt.launch.verl.convert_data import convert_data
 from polopt.launch.verl.convert_loss import convert_loss
-from polopt.launch.verl.convert_rest import convert_data, convert_model, convert_placement
+from polopt.launch.verl.convert_placement import convert_model, convert_placement
 from polopt.launch.verl.convert_rollout import convert_rollout, server_version
 from polopt.launch.verl.convert_steps import convert_steps
 from polopt.launch.verl.convert_train import convert_optimizer, convert_trackers
