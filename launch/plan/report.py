@@ -26,8 +26,8 @@ CHECKED = (
     "tracker (`python -m polopt.launch.plan.validate`)"
 )
 UNCHECKED = (
-    "the full head (logits), ZeRO, DDP's buckets, vLLM's inside, the sync and everything that "
-    "the allocator adds; no peak of a real GPU run was compared"
+    "the full head (logits), sequence parallel, ZeRO, DDP's buckets, vLLM's inside, the sync and "
+    "everything that the allocator adds; no peak of a real GPU run was compared"
 )
 
 

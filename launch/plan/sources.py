@@ -221,7 +221,8 @@ def from_script(text: str, given: Mapping[str, str]) -> Source:
     )
     if not micro:
         raise ValueError(
-            f"{_ACTOR}ppo_micro_batch_size_per_gpu is not set, and without it verl does not start"
+            f"{_ACTOR}ppo_micro_batch_size_per_gpu is not set: supply {_ACTOR}"
+            "ppo_micro_batch_size_per_gpu=N"
         )
     lora = script.value("actor_rollout_ref.model.lora_rank")
     if type(lora) is int and lora > 0:

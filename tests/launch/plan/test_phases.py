@@ -1,4 +1,5 @@
 import itertools
+import json
 from dataclasses import replace
 
 import pytest
@@ -8,10 +9,9 @@ from hypothesis import strategies as st
 from polopt.launch.plan.architecture import load, model_names
 from polopt.launch.plan.arithmetic import arithmetic, notes
 from polopt.launch.plan.gpus import GIB, find_gpu
-from polopt.launch.plan.phases import ASSUMED, VERDICTS, Phase, plan
+from polopt.launch.plan.phases import VERDICTS, Phase, plan
+from polopt.launch.plan.report import as_json, as_markdown
 from polopt.launch.plan.setup import Setup, change
-
-CONTEXT = ASSUMED["CUDA context and NCCL"]
 
 
 @st.composite
@@ -119,6 +119,20 @@ def test_parts_are_positive_and_the_verdict_is_the_worst_phase(setup):
     if planned.engine and planned.engine.cache > 0:
         inside = [v for k, v in planned.phase("generation").parts.items() if k.startswith("vLLM")]
         assert sum(inside) == pytest.approx(setup.vllm_memory * setup.gpu.memory)
+
+
+@settings(max_examples=60, deadline=None)
+@given(setups())
+def test_every_plan_can_be_reported(setup):
+    planned = plan(setup)
+    content = json.loads(json.dumps(as_json(planned, ["x"]), allow_nan=False))
+    assert content["verdict"] == planned.verdict
+    assert content["worst_phase"] == planned.worst.name
+    text = as_markdown(planned, ["x"])
+    assert text.startswith(f"## {setup.model.name} on {setup.gpus} × H100-80: {planned.verdict}\n")
+    assert "nan" not in text.split()
+    for step in content["way_out"]:
+        assert step["helps"]
 
 
 def test_states_of_the_guide_in_gib(guide):
