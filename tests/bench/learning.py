@@ -32,7 +32,7 @@ def train(recipe, overrides, seed, runs):
 
 def table(summaries, columns=None):
     """Return a Markdown table of the numbers that all summaries have."""
-    numbers = [{k: float(v) for k, v in s.items() if isinstance(v, int | float)} for s in summaries]
+    numbers = [_numbers(s) for s in summaries]
     shared = [k for k in numbers[0] if k != "seed" and all(k in n for n in numbers)]
     for column in columns or ():
         if column not in shared:
@@ -49,6 +49,17 @@ def table(summaries, columns=None):
         rows.append(["mean ± std", *spread])
         rows.append(["range", *(f"{_text(min(v))} to {_text(max(v))}" for v in values)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _numbers(summary, prefix=""):
+    """Return the numbers of a summary by name, nested ones as `accuracy_after.sampled`."""
+    found = {}
+    for key, value in summary.items():
+        if isinstance(value, dict):
+            found |= _numbers(value, f"{prefix}{key}.")
+        elif isinstance(value, int | float):
+            found[prefix + key] = float(value)
+    return found
 
 
 def _text(value):
