@@ -24,6 +24,12 @@ _ESTIMATORS = {
     "rloo": "rloo",
     "rloo_vectorized": "rloo",
 }
+_WHITENED = "whitened over the answers of a batch, in verl over their tokens"
+_DIFFERS = {
+    "reinforce_pp_baseline": _WHITENED,
+    "gdpo": _WHITENED,
+    "gpg": "scaled by the groups with signal, in verl by the rewards that are not zero",
+}
 _KL = {
     "kl": "k1",
     "k1": "k1",
@@ -56,8 +62,13 @@ def convert_loss(plan: Plan) -> None:
         )
         base = "grpo"
     else:
-        verdict = "exact" if base in ("grpo", "rloo", "remax", "opo", "gpg") else "converted"
-        plan.say("algorithm.adv_estimator", verdict, "algorithm.base", f"{base} of polopt.losses")
+        differs = _DIFFERS.get(base, "")
+        plan.say(
+            "algorithm.adv_estimator",
+            "approximate" if differs else "exact",
+            "algorithm.base",
+            f"{base} of polopt.losses" + (f"; {differs}" if differs else ""),
+        )
     section: dict[str, Any] = {"use": "polopt.launch.verl.loss:adjusted", "base": {"use": base}}
     if base == "ppo":
         section["base"] |= _critic(plan)

@@ -111,3 +111,10 @@ def test_written_flags_are_stored_ones():
     imported = import_script(LAUNCH)
     assert set(imported.plan.vllm) <= server_flags()
     assert server_version().count(".") == 2
+
+
+def test_whitening_is_said_to_differ():
+    row = row_of("algorithm.adv_estimator=reinforce_plus_plus_baseline")
+    assert row.verdict == "approximate"
+    assert "over their tokens" in row.how
+    assert row_of("algorithm.adv_estimator=rloo").verdict == "exact"
