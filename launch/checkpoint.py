@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -65,7 +66,10 @@ def write(
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir()
-        save_file(_own(everything), temporary / "tensors.safetensors")
+        try:
+            save_file(_own(everything), temporary / "tensors.safetensors")
+        except SafetensorError as error:
+            raise OSError(f"cannot write the checkpoint {target}: {error}") from error
         _sync(temporary / "tensors.safetensors")
         write_json(temporary / "state.json", content)
         _sync(temporary)

@@ -141,6 +141,10 @@ def nearest(name: str, known: Collection[str]) -> str:
         return f"did you mean {folded[close[0]]!r}?"
     if not known:
         return "it takes no settings"
+    if len(known) > _MANY:
+        some = difflib.get_close_matches(str(name).lower(), folded, n=3, cutoff=0.0)
+        names = ", ".join(folded[s] for s in some)
+        return f"expected one of {len(known)} names, the nearest are {names}"
     return f"expected {'one of ' if len(known) > 1 else ''}{', '.join(sorted(known))}"
 
 
@@ -241,6 +245,7 @@ def complete(tree: object, namespace: Mapping[str, Callable[..., Any]], path: st
     return result
 
 
+_MANY = 20  # names that a message may list
 _ANY_TYPE = pydantic.ConfigDict(arbitrary_types_allowed=True)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -316,14 +321,18 @@ def _resolve(
             raise RecipeError(f"'{where}': unknown name {name!r}, {nearest(name, namespace)}")
         return namespace[name]
     module, _, attribute = name.partition(":")
+    if module.startswith("."):
+        raise RecipeError(f"'{where}': {name!r} is relative, write the whole name of the module")
     if os.getcwd() not in sys.path:  # like `python -m`, but installed packages come first
         sys.path.append(os.getcwd())
     try:
         target: Any = importlib.import_module(module)
         for part in attribute.split("."):
             target = getattr(target, part)
-    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
+    except (Exception, SystemExit) as error:  # whatever that module does when it is imported
         why = explain(error) if isinstance(error, ImportError) else error
+        if not isinstance(error, ImportError | AttributeError | ValueError | SyntaxError):
+            why = f"{type(error).__name__}: {error}"
         raise RecipeError(f"'{where}': cannot import {name!r}: {why}") from error
     if not callable(target):
         raise RecipeError(f"'{where}': {name!r} is not a function or class, got {target!r}")

@@ -42,10 +42,13 @@ def read_run(path: Path) -> Record:
     summary = path / "summary.json"
     names = [p.name for p in (path / "checkpoints").glob("step-*")]
     numbers = {n.removeprefix("step-").removesuffix(".old") for n in names}
+    sessions = read_json(path / "environment.json").get("sessions")
+    if not isinstance(sessions, list):
+        raise ValueError(f"{path / 'environment.json'} is damaged: it has no list of sessions")
     return Record(
         path=path,
         config=load(path / "config.yaml"),
-        environment=read_json(path / "environment.json")["sessions"],
+        environment=sessions,
         metrics=read_metrics(path / "metrics.jsonl"),
         summary=read_json(summary) if summary.exists() else None,
         checkpoints=sorted(int(n) for n in numbers if n.isdecimal()),
@@ -71,6 +74,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         except ValueError as error:
             raise ValueError(f"{path}, line {number} is damaged: {error}") from error
         check_format(line, path)
+        missing = {"step", "time", "cpu"} - line.keys()
+        if missing:
+            raise ValueError(f"{path}, line {number} is damaged: it has no {min(missing)!r}")
         if "resumed_from" in line:
             result = [r for r in result if r["step"] <= line["resumed_from"]]
         else:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from polopt.launch.environment import describe, versions
 from polopt.launch.files import decode, encode, read_json, write_json, write_text
-from polopt.launch.recipe import FORMAT, dump
+from polopt.launch.recipe import FORMAT, RecipeError, dump
 from polopt.launch.signals import Signals
 from polopt.launch.tensorboard import EventWriter
 
@@ -215,11 +215,14 @@ class Run:
         What was logged after it no longer counts, see `continue_from`.
 
         Raises:
-            ValueError: If a newer polopt wrote it.
+            RecipeError: If a newer polopt wrote it.
         """
         from polopt.launch import checkpoint
 
-        found = checkpoint.newest(self.path / "checkpoints")
+        try:
+            found = checkpoint.newest(self.path / "checkpoints")
+        except ValueError as error:
+            raise RecipeError(str(error)) from error
         if self._resumed:
             self.continue_from(found[0] if found else -1)
         return found

@@ -67,7 +67,7 @@ def train(args: argparse.Namespace, signals: Signals) -> Result:
         RecipeError: If anything about the input is wrong; nothing was written then.
     """
     name, overrides = _words(args)
-    resume = Path(args.resume) if args.resume else None
+    resume = None if args.resume is None else Path(args.resume)
     tree, kept = _read(name, overrides, resume)
     if not args.dry_run:
         _writable(resume or Path(args.runs))
@@ -87,7 +87,7 @@ def _words(args: argparse.Namespace) -> tuple[str | None, list[str]]:
     words = list(args.arguments)
     if words and "=" not in words[0]:
         return words[0], words[1:]
-    if args.resume:
+    if args.resume is not None:
         return None, words
     first = f"{words[0]!r} is a setting, " if words else ""
     raise RecipeError(f"{first}name the recipe first: polopt train RECIPE [key=value …]")
@@ -104,7 +104,7 @@ def _read(
         return load(find_recipe(str(name)), overrides), None
     try:
         kept = read_run(resume).config
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise RecipeError(str(error)) from error
     if name is not None:
         return {**load(find_recipe(name), overrides), "name": kept.get("name")}, kept
@@ -139,8 +139,12 @@ def flatten(tree: Any, path: str = "") -> dict[str, Any]:  # noqa: ANN401
 def _writable(folder: Path) -> None:
     """Refuse a folder in which nothing could be written, without writing."""
     place = folder.absolute()
-    while not place.exists():
-        place = place.parent
+    try:
+        while not place.exists():
+            place = place.parent
+    except OSError as error:  # a name that is too long
+        reason = f"{error.strerror}, use --runs DIR"
+        raise RecipeError(f"cannot write runs to {folder}: {reason}") from error
     if not place.is_dir():
         raise RecipeError(f"cannot write runs to {folder}: {place} is not a folder, use --runs DIR")
     if not os.access(place, os.W_OK | os.X_OK):

@@ -90,7 +90,7 @@ def parse(text: str) -> Any:  # noqa: ANN401
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark else ""
-        problem = getattr(error, "problem", None) or str(error)
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise ValueError(f"{where}not valid YAML: {problem}") from error
     except RecursionError as error:
         raise ValueError("not valid YAML: nested too deep") from error

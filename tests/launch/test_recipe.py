@@ -165,6 +165,10 @@ def test_unreadable_files(tmp_path):
     (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RecipeError, match="not a text file"):
         load(tmp_path / "b.yaml")
+    (tmp_path / "b.yaml").write_bytes(b"\x00\x00")
+    with pytest.raises(RecipeError, match="not valid YAML: unacceptable character") as caught:
+        load(tmp_path / "b.yaml")
+    assert "\n" not in str(caught.value)
 
 
 def test_calls_nest_and_convert():
@@ -196,6 +200,7 @@ def test_calls_nest_and_convert():
         ({"use": "math:nothing"}, "'x.use': cannot import 'math:nothing'"),
         ({"use": "math:pi"}, "'x.use': 'math:pi' is not a function or class, got 3.14"),
         ({"use": ":x"}, "'x.use': cannot import ':x'"),
+        ({"use": ".a:x"}, "'x.use': '.a:x' is relative, write the whole name"),
         ([{"use": "make"}], "'x.0.high' is missing"),
     ],
 )
@@ -237,6 +242,27 @@ def test_unknown_keys():
         check_keys({"epoch": 1}, ("epochs",), "update")
     with pytest.raises(RecipeError, match="update must be a mapping of settings, got 3"):
         check_keys(3, ("epochs",), "update")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("import nothing_of_that_name", "No module named 'nothing_of_that_name'"),
+    ],
+)
+def test_a_module_that_fails_when_imported(tmp_path, monkeypatch, text, message):
+    (tmp_path / "fails_at_import.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RecipeError, match=f"cannot import 'fails_at_import:f': {message}"):
+        build({"use": "fails_at_import:f"}, {}, "x")
+
+
+def test_of_many_names_the_nearest_are_listed():
+    names = [f"name{i}" for i in range(50)]
+    assert nearest("q49", names).startswith("expected one of 50 names, the nearest are name49, ")
+    assert len(nearest("q49", names)) < 80
 
 
 def test_nearest_ignores_dashes_and_case():

@@ -108,6 +108,9 @@ def test_a_cut_off_line_is_tolerated_at_the_end_only(run):
     lines.write_bytes(whole[: start - 5] + b"\n" + whole[start:])
     with pytest.raises(ValueError, match="line 1 is damaged"):
         read_metrics(lines)
+    lines.write_text('{"format": 1, "step": 3, "time": 1.0}\n')
+    with pytest.raises(ValueError, match="line 1 is damaged: it has no 'cpu'"):
+        read_metrics(lines)
 
 
 def test_a_resumed_run_appends_whole_lines_and_supersedes(run, again):
@@ -186,6 +189,12 @@ def test_a_newer_format_is_refused(run, name):
     path = run.path / name
     path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
     with pytest.raises(ValueError, match=f"{name} has format 2, .* up to 1: upgrade"):
+        read_run(run.path)
+
+
+def test_an_environment_without_sessions(run):
+    (run.path / "environment.json").write_text('{"format": 1}')
+    with pytest.raises(ValueError, match="is damaged: it has no list of sessions"):
         read_run(run.path)
 
 

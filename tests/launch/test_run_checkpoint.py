@@ -9,7 +9,10 @@ import torch
 
 pytest.importorskip("safetensors")
 
+from safetensors import SafetensorError
+
 from polopt.launch import checkpoint
+from polopt.launch.recipe import RecipeError
 from polopt.launch.record import read_run
 
 
@@ -100,7 +103,8 @@ def test_a_newer_checkpoint_is_refused(run):
     run.save(1, {}, {})
     path = run.save(2, {}, {}) / "state.json"
     path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(ValueError, match="has format 2, this polopt reads up to 1: upgrade polopt"):
+    message = "has format 2, this polopt reads up to 1: upgrade polopt"
+    with pytest.raises(RecipeError, match=message):
         run.latest()
 
 
@@ -117,6 +121,15 @@ def test_a_full_disk_leaves_the_last_one(run, monkeypatch):
                 run.save(2, {"x": torch.zeros(3)}, {"v": 2})
         assert run.latest()[2] == {"v": 1}
         assert [p.name for p in (run.path / "checkpoints").iterdir()] == ["step-1"]
+
+
+def test_what_safetensors_cannot_write_is_an_error_of_the_disk(run, monkeypatch):
+    def full(*args):
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match=r"cannot write the checkpoint .*step-2: No space left"):
+        run.save(2, {}, {})
 
 
 def _save_forever(folder, started):
