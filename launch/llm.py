@@ -73,6 +73,7 @@ class LlmJob:
     model: ModelMaker
     evaluation: Evaluation
     batch: "Batch"
+    trim_padding: bool
 
     def arithmetic(self) -> dict[str, Any]:
         """See `Job`."""
@@ -200,6 +201,7 @@ def prepare(tree: dict[str, Any], *, name: str) -> LlmJob:
         model=model,
         evaluation=evaluation,
         batch=batch,
+        trim_padding=trainer["trim_padding"],
     )
 
 
@@ -215,11 +217,17 @@ def _trainer(
     for key, reason in _OWNED.items():
         if key in given:
             raise RecipeError(f"'trainer.{key}' cannot be set here: {reason}")
-    check_keys(given, GRPOConfig.__dataclass_fields__, "trainer")
-    defaults = {"logging_steps": 10, "report_to": "none", "save_total_limit": 2}
+    check_keys(given, (*GRPOConfig.__dataclass_fields__, "trim_padding"), "trainer")
+    defaults = {"logging_steps": 10, "report_to": "none", "save_total_limit": 2,
+                "trim_padding": True}  # fmt: skip
     if not torch.cuda.is_available():
         defaults |= {"bf16": False, "dataloader_pin_memory": False}
     trainer = {**defaults, **given}
+
+    if not isinstance(trainer["trim_padding"], bool):
+        raise RecipeError(
+            f"'trainer.trim_padding' must be true or false, got {trainer['trim_padding']!r}"
+        )
 
     # TRL checks batches against the processes that run now, and at first one plans for all.
     def number(key: str, default: int) -> int:
@@ -277,7 +285,7 @@ def _config(trainer: Mapping[str, Any], **owned: Any) -> "GRPOConfig":  # noqa: 
         "disable_tqdm": True,
         "use_cpu": not torch.cuda.is_available(),
         **{key: value for key, value in owned.items() if key in known},
-        **trainer,
+        **{key: value for key, value in trainer.items() if key != "trim_padding"},
     }
     config = call(GRPOConfig, values, "trainer")
     try:

@@ -62,6 +62,7 @@ def train(job: LlmJob, run: Run) -> dict[str, Any]:
             config,
             algorithm=job.algorithm,
             correct_at=job.task.correct_at,
+            trim_padding=job.trim_padding,
             train_dataset=Dataset.from_list([dict(row) for row in job.task.train]),
             processing_class=tokenizer,
         )

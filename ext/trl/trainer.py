@@ -24,6 +24,7 @@ from polopt.ext.trl.config import (
     with_reference,
 )
 from polopt.ext.trl.metrics import Window, step_metrics
+from polopt.ext.trl.padding import Padding
 from polopt.ext.trl.sampling import PromptStream, Rollout
 from polopt.losses import Algorithm, informative, kl_estimate, resolve, whiten
 from polopt.losses.modules import PolicyLoss
@@ -50,6 +51,9 @@ class PolicyTrainer(GRPOTrainer):
         args: TRL's config.
         algorithm: The loss, the advantages and the sampling rule.
         correct_at: An answer is correct when the first reward gives at least this much.
+        trim_padding: Deal the rows of an optimizer step to micro-batches in order of length and
+            cut their padding, as far as the model allows (see `Padding.of`). The gradient is
+            the same.
         **kwargs: As for `GRPOTrainer`.
 
     Attributes:
@@ -68,6 +72,7 @@ class PolicyTrainer(GRPOTrainer):
         *,
         algorithm: Algorithm,
         correct_at: float = 1.0,
+        trim_padding: bool = True,
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
         check_algorithm(algorithm)
@@ -94,6 +99,10 @@ class PolicyTrainer(GRPOTrainer):
                 "does not support: set router_aux_loss_coef of its config to 0"
             )
         check_windows(self.args, deepspeed=self.is_deepspeed_enabled)
+        self.padding = Padding(prompts=False, completions=False)
+        if trim_padding:
+            unwrapped = self.accelerator.unwrap_model(self.model)
+            self.padding = Padding.of(unwrapped, self.pad_to_multiple_of)
         self._stream = PromptStream(len(self.train_dataset), self.args.seed) if refill else None
 
     # --- generation, rewards and advantages ---------------------------------
@@ -251,6 +260,7 @@ class PolicyTrainer(GRPOTrainer):
     # --- the loss ------------------------------------------------------------
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:  # noqa: ANN401
+        before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
         if not self.model.training:
             self._window = Window()
@@ -258,6 +268,12 @@ class PolicyTrainer(GRPOTrainer):
             return inputs
         cycle = self.args.steps_per_generation * self.num_iterations
         into = self._step % cycle
+        if self._buffered_inputs is not before:
+            # Optimizer steps begin and end at multiples of this, in every pass.
+            steps = self.args.steps_per_generation
+            window = math.gcd(self.args.gradient_accumulation_steps, steps)
+            self._buffered_inputs = self.padding.order(self._buffered_inputs, window)
+            inputs = self._buffered_inputs[self._step % steps]
         if self._window.done == 0 or into == 0:
             # The micro-batches of this optimizer step whose completions exist.
             known = min(self.current_gradient_accumulation_steps - self._window.done, cycle - into)
@@ -297,6 +313,23 @@ class PolicyTrainer(GRPOTrainer):
         mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
         width = inputs["completion_ids"].size(1)
         return self._get_per_token_logps_and_entropies(model, ids, mask, width, **kwargs)
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: nn.Module,
+        ids: Tensor,
+        mask: Tensor,
+        width: int,
+        *args: Any,  # noqa: ANN401
+        **kwargs: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        score = super()._get_per_token_logps_and_entropies
+        if not self.padding.completions or torch.is_grad_enabled():
+            return score(model, ids, mask, width, *args, **kwargs)
+        size = kwargs.pop("batch_size", None) or len(ids)
+        return self.padding.score(
+            lambda *part: score(model, *part, *args, **kwargs), ids, mask, width, size
+        )
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         if "pixel_values" in inputs:

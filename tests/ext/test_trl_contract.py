@@ -37,6 +37,11 @@ def test_method(method, parameters):
 def test_log_probs_take_what_is_passed():
     function = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies)
     function.bind(None, "model", "ids", "mask", 3, compute_entropy=True, batch_size=2)
+    # Where TRL calls it without gradient, the first four are positional and the size is named.
+    source = inspect.getsource(inspect.unwrap(GRPOTrainer._generate_and_score_completions))
+    calls = source.count("self._get_per_token_logps_and_entropies(")
+    assert calls == 3
+    assert source.count("batch_size=batch_size,") == calls
 
 
 def test_generate_returns_lists_in_this_order():
@@ -57,6 +62,7 @@ def test_generate_returns_lists_in_this_order():
         "_step",
         "_metrics",
         "_pending_extra_logs",
+        "pad_to_multiple_of",
         "reward_weights",
         "num_generations",
         "num_generations_eval",

@@ -100,10 +100,11 @@ class Recorder(PolicyTrainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.parts, self.errors, self.lengths = [], [], set()
+        self.parts, self.errors, self.lengths, self.widths = [], [], set(), set()
 
     def _compute_loss(self, model, inputs):
         self.parts.append({k: v.clone() for k, v in inputs.items()})
+        self.widths.add(inputs["completion_ids"].size(1))
         return super()._compute_loss(model, inputs)
 
     def training_step(self, model, *args, **kwargs):
@@ -208,9 +209,11 @@ if __name__ == "__main__":
                 gradient_accumulation_steps=accumulate,
                 steps_per_generation=generate,
                 num_iterations=iterations,
+                max_completion_length=16,
             )
             assert done.accelerator.num_processes == world
             assert len(done.lengths) > 2
+            assert len(done.widths) > 1
             assert len(done.errors) == 6
             assert max(done.errors) < 1e-4, (name, accumulate, generate, done.errors)
     for rounds in (8, 1):

@@ -61,6 +61,7 @@ def execute(job, path):
         ("trainer.steps_per_generation=0", "must be a whole number from 1, got 0"),
         ("trainer.generation_batch_size=100", "must be a multiple of per_device"),
         ("launch.processes=3 ", "generation batch of 384|multiple"),
+        ("trainer.trim_padding=3", "'trainer.trim_padding' must be true or false, got 3"),
         ("evaluation.every=0", "every must be at least 1 or none, got 0"),
         ("evaluation.evry=5", "unknown key 'evaluation.evry', did you mean 'every'"),
         ("task.train_size=90000", "train_size=90000, but arithmetic"),
@@ -123,6 +124,12 @@ def test_resolved_recipe_resolves_to_itself():
         ]
         == 120
     )
+
+
+def test_padding_is_trimmed_unless_told_otherwise():
+    assert job().trim_padding
+    assert not job("trainer.trim_padding=false").trim_padding
+    assert "trim_padding" not in vars(job().config())
 
 
 def test_preparing_writes_nothing(tmp_path, monkeypatch, cache):
