@@ -1,7 +1,7 @@
 """Measure how a recipe learns over seeds: the command behind the README's numbers.
 
     python tests/bench/learning.py cartpole-ppo --seeds 0 1 2 3 4
-    python tests/bench/learning.py arithmetic-dapo --seeds 0 1 2 --runs /tmp/runs
+    python tests/bench/learning.py arithmetic-dapo --seeds 0 1 2 --runs bench-runs
 
 Every seed is a `polopt train` of its own, one after the other, on one thread. The Markdown table
 has a row per seed and every number of the summaries; below stand mean ± standard deviation
