@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+from polopt.losses.checks import check_like
+from polopt.losses.schedules import Schedule
+
 __all__ = ["discounted_return", "gae", "length_adaptive_lam", "whiten"]
 
 
@@ -36,9 +39,10 @@ def gae(
         next_value: float [..., T], of the state reached, before any reset.
         terminated: bool [..., T], the state reached is final: its value is not counted.
         done: bool [..., T], the trajectory stops here, final or cut: nothing flows back
-            across it. True wherever `terminated` is.
+            across it. Taken to be true wherever `terminated` is.
         gamma: Discount per step, in [0, 1].
-        lam: Mixing parameter in [0, 1], or a tensor [..., 1] with one per trajectory.
+        lam: Mixing parameter in [0, 1], or a tensor [..., 1] with one per trajectory, whose
+            values are not checked.
         target_lam: Another λ for the targets; None takes `lam`.
 
     Returns:
@@ -47,22 +51,18 @@ def gae(
     Raises:
         ValueError: If shapes differ, a flag is not bool, or γ or λ is out of range.
     """
-    for name, x in (("value", value), ("next_value", next_value), ("terminated", terminated),
-                    ("done", done)):  # fmt: skip
-        if x.shape != reward.shape:
-            raise ValueError(
-                f"{name} must have the shape of reward {tuple(reward.shape)}, got {tuple(x.shape)}"
-            )
-    for name, flag in (("terminated", terminated), ("done", done)):
-        if flag.dtype != torch.bool:
-            raise ValueError(f"{name} must be bool, got {flag.dtype}")
-    _check_unit("gamma", gamma)
-    _check_unit("lam", lam)
-    _check_unit("target_lam", target_lam)
+    check_like(
+        "reward", reward, value=value, next_value=next_value, terminated=terminated, done=done
+    )
+    _check_steps(reward)
+    _check_unit("gamma", gamma, reward)
+    _check_unit("lam", lam, reward)
+    if target_lam is not None:
+        _check_unit("target_lam", target_lam, reward)
     dtype = torch.promote_types(torch.promote_types(reward.dtype, value.dtype), torch.float32)
     value = value.to(dtype)
     delta = reward + gamma * torch.where(terminated, 0.0, next_value.to(dtype)) - value
-    discount = gamma * (~done).to(dtype)
+    discount = gamma * (~(done | terminated)).to(dtype)
     advantage = _scan(delta, discount * lam)
     if target_lam is None:
         return advantage, advantage + value
@@ -77,7 +77,9 @@ def discounted_return(reward: Tensor, done: Tensor, *, gamma: float | Tensor) ->
         done: bool [..., T].
         gamma: Discount per step, in [0, 1], or one for each step, float [..., T].
     """
-    _check_unit("gamma", gamma)
+    check_like("reward", reward, done=done)
+    _check_steps(reward)
+    _check_unit("gamma", gamma, reward)
     dtype = torch.promote_types(reward.dtype, torch.float32)
     return _scan(reward.to(dtype), gamma * (~done).to(dtype))
 
@@ -124,6 +126,9 @@ def whiten(
     Returns:
         float [...], float32 at least.
     """
+    check_like("advantage", advantage, mask=mask)
+    if not eps >= 0.0:
+        raise ValueError(f"eps must not be negative, got {eps}")
     dtype = torch.promote_types(advantage.dtype, torch.float32)
     advantage = advantage.to(dtype)
     if mask is not None:
@@ -167,6 +172,19 @@ def _scan(term: Tensor, decay: Tensor) -> Tensor:
     return result
 
 
-def _check_unit(name: str, value: float | Tensor | None) -> None:
-    if isinstance(value, float | int) and not 0.0 <= value <= 1.0:
-        raise ValueError(f"{name} must be in [0, 1], got {value}")
+def _check_steps(reward: Tensor) -> None:
+    if not reward.ndim:
+        raise ValueError("reward must be [..., T], got a scalar")
+
+
+def _check_unit(name: str, value: float | Tensor, reward: Tensor) -> None:
+    if isinstance(value, Schedule):
+        raise ValueError(f"{name} is a schedule: pass resolve(advantage, step) to the loop")
+    if isinstance(value, Tensor):
+        if value.ndim and value.shape not in (reward.shape, (*reward.shape[:-1], 1)):
+            raise ValueError(
+                f"{name} must be a number, [..., 1], or of the shape of reward "
+                f"{tuple(reward.shape)}, got {tuple(value.shape)}"
+            )
+    elif not isinstance(value, float | int) or not 0.0 <= value <= 1.0:
+        raise ValueError(f"{name} must be in [0, 1], got {value!r}")

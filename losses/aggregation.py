@@ -79,10 +79,7 @@ def unit_count(
         ValueError: If the mode is unknown, or `horizon` does not go with it.
     """
     _check(mask, mode, group_tokens)
-    if (horizon is not None) != (mode == "constant"):
-        raise ValueError(
-            f"horizon is for aggregation 'constant' and required there, got {mode=} {horizon=}"
-        )
+    _check_horizon(mode, horizon)
     if mode == "token_mean":
         return mask.sum().to(dtype)
     if mode == "group_token_mean":
@@ -117,6 +114,8 @@ def aggregator(
     Raises:
         ValueError: If the denominator is not a scalar, or the mode does not fit the shapes.
     """
+    if denominator is not None and not isinstance(denominator, Tensor):
+        raise ValueError(f"denominator must be a scalar tensor, got {denominator!r}")
     if denominator is not None and denominator.ndim:
         raise ValueError(f"denominator must be a scalar, got {tuple(denominator.shape)}")
     if mask is None:
@@ -144,6 +143,7 @@ def _aggregator_of_all(
     if mode == "group_token_mean":
         raise ValueError("aggregation 'group_token_mean' needs a mask")
     _check(like, mode, None)
+    _check_horizon(mode, horizon)
     if mode == "token_mean" and denominator is None and like.numel():
         return torch.mean
     steps = like.shape[-1] if mode == "sequence_mean" else 1
@@ -160,12 +160,16 @@ def check_aggregation(mode: Aggregation, horizon: int | None) -> None:
     """Raise a ValueError if the mode is unknown or `horizon` does not go with it."""
     if mode not in get_args(Aggregation):
         raise ValueError(f"aggregation must be one of {get_args(Aggregation)}, got {mode!r}")
+    _check_horizon(mode, horizon)
+    if horizon is not None and not horizon >= 1:
+        raise ValueError(f"horizon must be at least 1, got {horizon}")
+
+
+def _check_horizon(mode: Aggregation, horizon: int | None) -> None:
     if (horizon is not None) != (mode == "constant"):
         raise ValueError(
             f"horizon is for aggregation 'constant' and required there, got {mode=} {horizon=}"
         )
-    if horizon is not None and horizon < 1:
-        raise ValueError(f"horizon must be at least 1, got {horizon}")
 
 
 def _check(mask: Tensor, mode: Aggregation, group_tokens: Tensor | None) -> None:
@@ -175,3 +179,7 @@ def _check(mask: Tensor, mode: Aggregation, group_tokens: Tensor | None) -> None
         raise ValueError(f"aggregation {mode!r} needs steps [B, T], got {tuple(mask.shape)}")
     if mode == "group_token_mean" and group_tokens is None:
         raise ValueError("aggregation 'group_token_mean' needs group_tokens [B]")
+    if group_tokens is not None and group_tokens.shape != mask.shape[:1]:
+        raise ValueError(
+            f"group_tokens must be [B] = {tuple(mask.shape[:1])}, got {tuple(group_tokens.shape)}"
+        )

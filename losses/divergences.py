@@ -5,6 +5,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from polopt.losses.checks import check_like
 from polopt.losses.numerics import MAX_LOG_RATIO
 
 __all__ = ["Kl", "full_kl", "kl_estimate"]
@@ -41,8 +42,9 @@ def kl_estimate(log_prob: Tensor, ref_log_prob: Tensor, kind: Kl) -> Tensor:
         float [...], nats.
 
     Raises:
-        ValueError: If the kind is unknown.
+        ValueError: If the kind is unknown, or the shapes differ.
     """
+    check_like("log_prob", log_prob, ref_log_prob=ref_log_prob)
     difference = log_prob - ref_log_prob.detach()
     if kind.endswith("+") and kind in get_args(Kl):
         through = 0.5 * difference.square()
@@ -62,7 +64,8 @@ def full_kl(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
         float [...], nats.
     """
     dtype = torch.promote_types(log_probs.dtype, torch.float32)
-    possible = log_probs > -torch.inf
+    check_like("log_probs", log_probs, ref_log_probs=ref_log_probs)
+    possible = log_probs != -torch.inf  # NaN stays NaN
     log_probs = torch.where(possible, log_probs.to(dtype), 0.0)
     difference = torch.where(possible, log_probs - ref_log_probs.to(dtype), 0.0)
     return (torch.where(possible, log_probs.exp(), 0.0) * difference).sum(-1)

@@ -45,7 +45,8 @@ def group_advantage(
         to compare with.
 
     Raises:
-        ValueError: If `reward` and `group` are not both [N], or an option is unknown.
+        ValueError: If `reward` and `group` are not both [N], a reward is infinite, a group
+            negative, or an option unknown.
     """
     if baseline not in get_args(Baseline):
         raise ValueError(f"baseline must be one of {get_args(Baseline)}, got {baseline!r}")
@@ -101,7 +102,16 @@ class GroupStats:
             raise ValueError(f"group must be int64, got {group.dtype}")
         dtype = torch.promote_types(reward.dtype, torch.float32)
         reward = reward.to(dtype)
-        groups = int(group.max()) + 1 if len(group) else 0
+        first, last = (int(x) for x in group.aminmax()) if len(group) else (0, -1)
+        if first < 0:
+            raise ValueError(f"group must be numbered from zero, got {first}")
+        if reward.isinf().any():
+            place = int(reward.isinf().nonzero()[0])
+            raise ValueError(
+                f"reward must be finite, or NaN where it is missing, got {reward[place].item()} "
+                f"at {place}"
+            )
+        groups = last + 1
         empty = reward.new_zeros(groups)
         self.group = group
         self.present = ~reward.isnan()

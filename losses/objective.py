@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from polopt.losses.aggregation import Aggregation, aggregator, check_aggregation, unit_count
+from polopt.losses.checks import check_like
 from polopt.losses.corrections import Correction
 from polopt.losses.divergences import Kl, kl_estimate
 from polopt.losses.numerics import MAX_LOG_RATIO, bounded_difference, selected, selected_log_prob
@@ -165,6 +166,7 @@ def policy_loss(
     Raises:
         ValueError: If shapes differ, the mask is not bool, or a required input is missing.
     """
+    _check_objective(objective)
     _check_steps(
         log_prob,
         mask=mask,
@@ -249,6 +251,9 @@ def select_steps(
     Raises:
         ValueError: If the surrogate of the objective chooses nothing.
     """
+    _check_objective(objective)
+    _check_steps(log_prob, mask=mask, old_log_prob=old_log_prob)
+    _check_advantage(advantage, log_prob)
     if not objective.selects:
         raise ValueError(f"{type(objective.surrogate).__name__} selects nothing over the batch")
     dtype = torch.promote_types(log_prob.dtype, torch.float32)
@@ -324,21 +329,20 @@ def _is_zero(coefficient: Coefficient) -> bool:
     return isinstance(coefficient, float | int) and coefficient == 0.0
 
 
+def _check_objective(objective: Objective) -> None:
+    if not isinstance(objective, Objective):
+        raise ValueError(
+            f"objective must be an Objective, got {type(objective).__name__}: "
+            "of an algorithm pass algorithm.objective"
+        )
+
+
 def _check_steps(log_prob: Tensor, **steps: Tensor | None) -> None:
     if not log_prob.is_floating_point() or log_prob.ndim not in (1, 2):
         raise ValueError(
             f"log_prob must be float [B] or [B, T], got {log_prob.dtype} {tuple(log_prob.shape)}"
         )
-    for name, value in steps.items():
-        if value is None:
-            continue
-        if name in ("mask", "selection") and value.dtype != torch.bool:
-            raise ValueError(f"{name} must be bool, got {value.dtype}")
-        if value.shape != log_prob.shape:
-            raise ValueError(
-                f"{name} must have the shape of log_prob {tuple(log_prob.shape)}, "
-                f"got {tuple(value.shape)}"
-            )
+    check_like("log_prob", log_prob, **steps)
 
 
 def _check_advantage(advantage: Tensor, log_prob: Tensor) -> None:

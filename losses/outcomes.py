@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from polopt.losses.advantages import discounted_return
+from polopt.losses.checks import check_like, check_weights
 from polopt.losses.groups import GroupStats, group_advantage
 
 __all__ = [
@@ -34,6 +35,7 @@ def reinforce_pp_advantage(token_reward: Tensor, mask: Tensor, *, gamma: float =
     Returns:
         float [N, T], zero outside the mask.
     """
+    check_like("token_reward", token_reward, mask=mask)
     reward = torch.where(mask, token_reward, 0.0)
     if gamma == 1.0:
         ahead = reward.flip(-1).cumsum(-1).flip(-1)
@@ -54,12 +56,9 @@ def remax_advantage(reward: Tensor, greedy_reward: Tensor) -> Tensor:
         reward: float [N]; NaN (missing) gives zero.
         greedy_reward: float [N].
     """
-    if reward.shape != greedy_reward.shape:
-        raise ValueError(
-            f"greedy_reward must have the shape of reward {tuple(reward.shape)}, "
-            f"got {tuple(greedy_reward.shape)}"
-        )
-    return (reward - greedy_reward).nan_to_num(nan=0.0)
+    check_like("reward", reward, greedy_reward=greedy_reward)
+    dtype = torch.promote_types(reward.dtype, torch.float32)
+    return (reward.to(dtype) - greedy_reward).nan_to_num(nan=0.0)
 
 
 def opo_advantage(reward: Tensor, group: Tensor, length: Tensor) -> Tensor:
@@ -75,6 +74,9 @@ def opo_advantage(reward: Tensor, group: Tensor, length: Tensor) -> Tensor:
         length: int or float [N], tokens of each answer.
     """
     stats = GroupStats(reward, group)
+    check_like("reward", reward, length=length)
+    if not (length >= 0).all():
+        raise ValueError(f"length must not be negative, got {length.min().item()}")
     weight = torch.where(stats.present, length.to(stats.centred.dtype), 0.0)
     empty = torch.zeros_like(stats.size)
     total = empty.index_add(0, group, weight)
@@ -132,17 +134,8 @@ def gdpo_advantage(
         weights: F numbers, or None: all one.
         eps: Added to the standard deviations.
     """
-    if rewards.ndim != 2:
-        raise ValueError(f"rewards must be [N, F], got {tuple(rewards.shape)}")
-    if weights is None:
-        weights = [1.0] * rewards.shape[1]
-    if len(weights) != rewards.shape[1]:
-        raise ValueError(
-            f"weights must have one entry per reward ({rewards.shape[1]}), got {len(weights)}"
-        )
-    parts = [
-        w * group_advantage(r, group, eps=eps) for w, r in zip(weights, rewards.T, strict=True)
-    ]
+    scale = check_weights(rewards, weights)
+    parts = [w * group_advantage(r, group, eps=eps) for w, r in zip(scale, rewards.T, strict=True)]
     return torch.stack(parts).sum(0)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from polopt.losses.checks import check_like, check_weights
 from polopt.losses.divergences import Kl, kl_estimate
 from polopt.losses.numerics import selected, selected_log_prob
 
@@ -46,16 +47,9 @@ def combine_rewards(rewards: Tensor, weights: Sequence[float] | None = None) -> 
         float [N].
 
     Raises:
-        ValueError: If the shapes do not fit.
+        ValueError: If the shapes do not fit, or a weight is not finite.
     """
-    if rewards.ndim != 2:
-        raise ValueError(f"rewards must be [N, F], got {tuple(rewards.shape)}")
-    if weights is not None and len(weights) != rewards.shape[1]:
-        raise ValueError(
-            f"weights must have one entry per reward ({rewards.shape[1]}), got {len(weights)}"
-        )
-    scale = torch.ones_like(rewards[:1]) if weights is None else rewards.new_tensor(weights)
-    total = (rewards * scale).nansum(1)
+    total = (rewards * check_weights(rewards, weights)).nansum(1)
     return torch.where(rewards.isnan().all(1), torch.nan, total)
 
 
@@ -65,7 +59,17 @@ def last_step_reward(reward: Tensor, mask: Tensor) -> Tensor:
     Args:
         reward: float [N].
         mask: bool [N, T]. A row without trained tokens gets nothing.
+
+    Raises:
+        ValueError: If the shapes do not fit, or the mask is not bool.
     """
+    if mask.ndim != 2 or mask.dtype != torch.bool or reward.shape != mask.shape[:1]:
+        raise ValueError(
+            "reward must be [N] and mask bool [N, T], got "
+            f"{tuple(reward.shape)} and {mask.dtype} {tuple(mask.shape)}"
+        )
+    if not mask.numel():
+        return torch.zeros_like(mask, dtype=reward.dtype)
     steps = torch.arange(mask.shape[1], device=mask.device)
     last = torch.where(mask, steps, -1).amax(1, keepdim=True)
     return torch.where((steps == last) & mask, reward[:, None], 0.0)
@@ -94,7 +98,15 @@ def subtract_kl(
 
     Returns:
         float [N, T], zero outside the mask.
+
+    Raises:
+        ValueError: If shapes differ, the mask is not bool, or `coef` is negative or not finite.
     """
+    check_like(
+        "token_reward", token_reward, log_prob=log_prob, ref_log_prob=ref_log_prob, mask=mask
+    )
+    if not 0.0 <= coef < float("inf"):
+        raise ValueError(f"coef must be finite and not negative, got {coef}")
     dtype = torch.promote_types(log_prob.dtype, torch.float32)
     with torch.no_grad():
         divergence = kl_estimate(

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from polopt.losses.checks import check_like
+
 __all__ = [
     "drop_small_advantages",
     "drop_truncated",
@@ -24,6 +26,7 @@ def entropy_threshold(entropy: Tensor, mask: Tensor, *, share: float) -> Tensor:
     """
     if not 0.0 < share <= 1.0:
         raise ValueError(f"share must be in (0, 1], got {share}")
+    check_like("entropy", entropy, mask=mask)
     # torch.quantile refuses more than 16 million values.
     values = entropy[mask].sort().values
     if not len(values):
@@ -53,6 +56,7 @@ def top_entropy(
     Returns:
         bool [B, T].
     """
+    check_like("entropy", entropy, mask=mask)
     if threshold is None:
         threshold = entropy_threshold(entropy, mask, share=share)
     return mask & (entropy >= threshold)
@@ -69,6 +73,9 @@ def drop_truncated(mask: Tensor, truncated: Tensor) -> Tensor:
         mask: bool [B, T].
         truncated: bool [B].
     """
+    if mask.ndim != 2 or mask.dtype != torch.bool:
+        raise ValueError(f"mask must be bool [B, T], got {mask.dtype} {tuple(mask.shape)}")
+    check_like("a row of mask", mask[:, 0] if mask.shape[1] else mask.any(1), truncated=truncated)
     return mask & ~truncated[:, None]
 
 
@@ -86,6 +93,11 @@ def drop_small_advantages(advantage: Tensor, mask: Tensor, *, threshold: float) 
         mask: bool [B, T].
         threshold: Not negative, in units of the advantage.
     """
-    if threshold < 0.0:
+    if not threshold >= 0.0:
         raise ValueError(f"threshold must not be negative, got {threshold}")
+    if mask.dtype != torch.bool or advantage.shape not in (mask.shape, (*mask.shape[:1], 1)):
+        raise ValueError(
+            "advantage must be [B, T] or [B, 1] and mask bool [B, T], got "
+            f"{tuple(advantage.shape)} and {mask.dtype} {tuple(mask.shape)}"
+        )
     return mask & (advantage.abs() > threshold)

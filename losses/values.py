@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from polopt.losses.aggregation import Aggregation, aggregator
+from polopt.losses.checks import check_like
 from polopt.losses.numerics import selected
 
 __all__ = ["explained_variance", "value_loss"]
@@ -57,16 +58,18 @@ def value_loss(
         larger one).
 
     Raises:
-        ValueError: If shapes differ, the mask is not bool, or `old_value` is missing.
+        ValueError: If shapes differ, the mask is not bool, `old_value` is missing, or `clip` or
+            `scale` is not positive.
     """
-    for name, other in (("old_value", old_value), ("target", target), ("mask", mask)):
-        if other is not None and other.shape != value.shape:
-            raise ValueError(
-                f"{name} must have the shape of value {tuple(value.shape)}, "
-                f"got {tuple(other.shape)}"
-            )
-    if mask is not None and mask.dtype != torch.bool:
-        raise ValueError(f"mask must be bool, got {mask.dtype}")
+    if not value.is_floating_point() or value.ndim not in (1, 2):
+        raise ValueError(
+            f"value must be float [B] or [B, T], got {value.dtype} {tuple(value.shape)}"
+        )
+    check_like("value", value, old_value=old_value, target=target, mask=mask)
+    if clip is not None and not clip > 0.0:
+        raise ValueError(f"clip must be positive or none, got {clip}")
+    if not isinstance(scale, Tensor) and not scale > 0.0:
+        raise ValueError(f"scale must be positive, got {scale}")
     if clip is not None and old_value is None:
         raise ValueError("clip is set, so old_value is required")
     if loss not in ("mse", "huber"):
@@ -112,8 +115,13 @@ def explained_variance(value: Tensor, target: Tensor, mask: Tensor | None = None
     Returns:
         Scalar.
     """
+    check_like("target", target, value=value, mask=mask)
+    dtype = torch.promote_types(target.dtype, torch.float32)
+    value, target = value.to(dtype), target.to(dtype)
     if mask is not None:
         value, target = value[mask], target[mask]
+    if not target.numel():
+        return target.new_tensor(torch.nan)
     spread = target.var(unbiased=False)
     share = 1.0 - (target - value).var(unbiased=False) / spread
     return torch.where(spread > 0, share, torch.nan)

@@ -1,5 +1,6 @@
 """Bad input is one sentence that names the argument, the value and what was expected."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -35,6 +36,9 @@ MASK = torch.ones(B, T, dtype=torch.bool)
 GROUP = torch.zeros(B, dtype=torch.long)
 GIVEN = {"log_prob": STEP, "old_log_prob": STEP, "advantage": STEP, "mask": MASK}
 DAPO = dapo().objective
+CLIP_COV = losses.clip_cov().objective
+RAMP = Linear(start=1.0, end=0.9, steps=9)
+NAN = math.nan
 
 
 @pytest.mark.parametrize(
@@ -78,6 +82,13 @@ DAPO = dapo().objective
         (
             {"objective": dapo(high=Linear(start=0.3, end=0.2, steps=9)).objective},
             "high is a schedule: pass resolve",
+        ),
+        ({"denominator": 28.0}, "denominator must be a scalar tensor, got 28.0"),
+        ({"objective": dapo()}, "objective must be an Objective, got Algorithm: .*pass algorithm"),
+        (
+            {"objective": replace(DAPO, aggregation="group_token_mean"),
+             "group_tokens": torch.ones(1)},
+            r"group_tokens must be \[B\] = \(4,\), got \(1,\)",
         ),
     ],
 )  # fmt: skip
@@ -154,6 +165,50 @@ def test_sequences_need_two_dimensions(objective, message):
         (lambda: losses.length_adaptive_lam(GROUP, alpha=0.0), "alpha must be positive, got 0.0"),
         (lambda: losses.reinforce_pp_advantage(STEP, MASK, gamma=2.0), r"gamma .*got 2.0"),
         (lambda: losses.top_entropy(STEP, MASK, share=0.0), r"share .*got 0.0"),
+        (lambda: losses.top_entropy(STEP[:1], MASK), r"mask .*entropy \(1, 7\), got \(4, 7\)"),
+        (lambda: losses.entropy_threshold(STEP, STEP, share=0.5), "mask must be bool"),
+        (lambda: losses.drop_truncated(MASK, MASK[:, :1]), r"truncated .*got \(4, 1\)"),
+        (lambda: losses.drop_truncated(MASK, GROUP), "truncated must be bool, got torch.int64"),
+        (lambda: losses.drop_truncated(STEP, MASK[:, 0]), "mask must be bool .*torch.float32"),
+        (lambda: losses.drop_small_advantages(STEP[:, 0], MASK, threshold=0.1), r"\(4,\) and"),
+        (lambda: losses.drop_small_advantages(STEP, STEP, threshold=0.1), "torch.float32"),
+        (lambda: losses.drop_small_advantages(STEP, MASK, threshold=NAN), "threshold .*got nan"),
+        (lambda: losses.last_step_reward(STEP[:1, 0], MASK), r"reward must be \[N\].*\(1,\)"),
+        (lambda: losses.last_step_reward(STEP[:, 0], STEP), "mask bool .*got .*torch.float32"),
+        (lambda: losses.subtract_kl(STEP, STEP, STEP[:1], MASK, coef=0.1), r"ref_.*got \(1, 7\)"),
+        (lambda: losses.subtract_kl(STEP, STEP, STEP, MASK, coef=NAN), "coef .*got nan"),
+        (lambda: losses.kl_estimate(STEP, STEP[:1], "k3"), r"ref_log_prob .*got \(1, 7\)"),
+        (lambda: losses.full_kl(STEP, STEP[:1]), r"ref_log_probs .*got \(1, 7\)"),
+        (lambda: losses.combine_rewards(STEP[:, :0]), r"F at least 1, got \(4, 0\)"),
+        (lambda: losses.combine_rewards(STEP[:, :1], [NAN]), r"weights .*finite, got \[nan\]"),
+        (lambda: losses.gdpo_advantage(STEP[:, :0], GROUP), r"F at least 1, got \(4, 0\)"),
+        (lambda: group_advantage(STEP[:, 0], GROUP - 1), "group .*from zero, got -1"),
+        (lambda: group_advantage(STEP[:, 0] + math.inf, GROUP), "reward .*finite.* got inf at 0"),
+        (lambda: losses.informative(STEP[:, 0] - math.inf, GROUP), "reward .*got -inf at 0"),
+        (lambda: losses.opo_advantage(STEP[:, 0], GROUP, GROUP[:1]), r"length .*got \(1,\)"),
+        (lambda: losses.opo_advantage(STEP[:, 0], GROUP, GROUP - 1), "length .*negative, got -1"),
+        (lambda: losses.reinforce_pp_advantage(STEP, MASK[0]), r"mask .*\(4, 7\), got \(7,\)"),
+        (lambda: losses.reinforce_pp_advantage(STEP, STEP), "mask must be bool"),
+        (lambda: losses.discounted_return(STEP, MASK[0], gamma=0.9), r"done .*got \(7,\)"),
+        (lambda: losses.discounted_return(STEP, STEP, gamma=0.9), "done must be bool"),
+        (lambda: losses.discounted_return(STEP[0, 0], MASK[0, 0], gamma=0.9), "got a scalar"),
+        (lambda: gae(STEP, STEP, STEP, MASK, MASK, gamma=NAN, lam=1.0), "gamma .*got nan"),
+        (lambda: gae(STEP, STEP, STEP, MASK, MASK, gamma=1.0, lam="1"), "lam .*got '1'"),
+        (lambda: gae(STEP, STEP, STEP, MASK, MASK, gamma=1.0, lam=RAMP), "lam is a schedule"),
+        (lambda: gae(STEP, STEP, STEP, MASK, MASK, gamma=1.0, lam=STEP[:, 0]), r"lam .*\(4,\)"),
+        (lambda: losses.whiten(STEP, MASK[:, :1]), r"mask .*\(4, 7\), got \(4, 1\)"),
+        (lambda: losses.whiten(STEP, STEP), "mask must be bool"),
+        (lambda: losses.whiten(STEP, eps=-1.0), "eps must not be negative, got -1.0"),
+        (lambda: value_loss(STEP, STEP, STEP, clip=-1.0), "clip must be positive .*got -1.0"),
+        (lambda: value_loss(STEP, STEP, STEP, clip=NAN), "clip must be positive .*got nan"),
+        (lambda: value_loss(STEP, None, STEP, scale=0.0), "scale must be positive, got 0.0"),
+        (lambda: value_loss(GROUP, None, GROUP), "value must be float .*got torch.int64"),
+        (lambda: value_loss(STEP, None, STEP, aggregation="constant"), "horizon .*required"),
+        (lambda: value_loss(STEP, None, STEP, denominator=2), "a scalar tensor, got 2"),
+        (lambda: losses.explained_variance(STEP, STEP[0]), r"value .*\(7,\), got \(4, 7\)"),
+        (lambda: select_steps(STEP, STEP[:1], STEP, objective=CLIP_COV), r"old_.*got \(1, 7\)"),
+        (lambda: select_steps(STEP, STEP, STEP, STEP, objective=CLIP_COV), "mask must be bool"),
+        (lambda: select_steps(STEP, STEP, STEP, objective=dapo()), "got Algorithm"),
     ],
 )  # fmt: skip
 def test_errors_name_argument_value_and_expectation(call, message):
@@ -169,3 +224,31 @@ def test_values_are_checked_once_per_batch_not_in_the_loss():
     check_finite(torch.zeros_like(MASK), advantage=bad)
     with pytest.raises(ValueError, match=r"advantage must be finite .*1 values .*\(2, 3\)"):
         check_finite(MASK, advantage=bad)
+
+
+def test_a_final_state_ends_its_trajectory_without_done():
+    reward, value = torch.ones(1, 3), torch.zeros(1, 3)
+    final = torch.tensor([[False, True, False]])
+    none = torch.zeros_like(final)
+    settings = {"gamma": 0.9, "lam": 0.5}
+    with_done = gae(reward, value, value, final, final, **settings)
+    without = gae(reward, value, value, final, none, **settings)
+    assert torch.equal(with_done[0], without[0])
+
+
+def test_nan_is_not_hidden():
+    assert losses.full_kl(torch.tensor([[math.nan, 0.0]]), torch.zeros(1, 2)).isnan().all()
+
+
+def test_whole_numbers_keep_their_fractions():
+    whole = torch.tensor([[1, 2], [3, 4]])
+    assert losses.combine_rewards(whole, [0.5, 0.25]).tolist() == [1.0, 2.5]
+    assert losses.remax_advantage(whole[0], whole[1]).dtype == torch.float32
+    assert losses.explained_variance(whole[0], whole[1]).item() == 1.0
+
+
+def test_nothing_to_reward():
+    empty = torch.zeros(2, 0, dtype=torch.bool)
+    assert losses.last_step_reward(torch.ones(2), empty).shape == (2, 0)
+    assert losses.drop_truncated(empty, torch.zeros(2, dtype=torch.bool)).shape == (2, 0)
+    assert losses.explained_variance(torch.zeros(0), torch.zeros(0)).isnan()
