@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from polopt import __version__
+from polopt.launch import bench as bench_cli
 from polopt.launch.plan import command as plan_cli
 from polopt.launch.result import SPAWNED, Result, rank
 from polopt.launch.verl.command import EPILOG, add_arguments
@@ -98,6 +99,9 @@ def _parser() -> argparse.ArgumentParser:
             plan_cli.EPILOG,
         )
     )
+    bench_cli.add_arguments(
+        command("bench", "compare with other libraries on the same seeds", bench_cli.EPILOG)
+    )
     return parser
 
 
@@ -105,7 +109,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse; settings may also stand behind options, which argparse leaves over."""
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
-    odd = [word for word in rest if word.startswith("-") or args.command in ("list", "import-verl")]
+    closed = args.command in ("list", "import-verl", "bench")
+    odd = [word for word in rest if closed or word.startswith("-")]
     if odd:
         parser.error(f"unrecognized arguments: {' '.join(odd)}")
     if rest:
@@ -165,6 +170,8 @@ def _command(name: str) -> Callable[..., Result]:
         return _import_verl
     if name == "plan":
         return lambda args, signals: Result(**plan_cli.plan_command(args))
+    if name == "bench":
+        return bench_cli.bench
     from polopt.launch.show import list_all, show
 
     return show if name == "show" else list_all

@@ -40,7 +40,7 @@ class Categorical(Distribution):
         """Draw actions, int64 [*sample_shape, ...]."""
         rows = self.probs.reshape(-1, self.logits.shape[-1])
         draws = torch.multinomial(rows, torch.Size(sample_shape).numel(), replacement=True)
-        return draws.T.reshape(*sample_shape, *self.batch_shape)
+        return draws.T.reshape(torch.Size(sample_shape) + self.batch_shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-probabilities [...] of actions, int64 [...]."""

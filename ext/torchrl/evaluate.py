@@ -8,16 +8,16 @@ from torch.distributions import Distribution
 
 from polopt.envs.batched import BatchedEnv
 
-__all__ = ["greedy_returns"]
+__all__ = ["greedy_returns", "play"]
 
 
 @torch.no_grad()
-def greedy_returns(env: BatchedEnv, distribution: Callable[[Tensor], Distribution]) -> Tensor:
-    """Play one episode in each copy of the environment, taking the most likely actions.
+def play(env: BatchedEnv, act: Callable[[Tensor], Tensor]) -> Tensor:
+    """Play one episode in each copy of the environment.
 
     Args:
         env: N copies; N episodes are played, each to its end or time limit.
-        distribution: From observations [N, O] to the policy's distribution.
+        act: From observations [N, O] to actions.
 
     Returns:
         Undiscounted returns, float [N].
@@ -26,8 +26,20 @@ def greedy_returns(env: BatchedEnv, distribution: Callable[[Tensor], Distributio
     total = torch.zeros(env.batch_size[0], device=env.device)
     playing = torch.ones_like(total, dtype=torch.bool)
     while playing.any():
-        action = distribution(observation).mode
-        observation, reward, terminated, truncated = env.advance(action)
+        observation, reward, terminated, truncated = env.advance(act(observation))
         total += torch.where(playing, reward, 0.0)
         playing &= ~(terminated | truncated)
     return total
+
+
+def greedy_returns(env: BatchedEnv, distribution: Callable[[Tensor], Distribution]) -> Tensor:
+    """Play one episode in each copy of the environment, taking the most likely actions.
+
+    Args:
+        env: As of `play`.
+        distribution: From observations [N, O] to the policy's distribution.
+
+    Returns:
+        Undiscounted returns, float [N].
+    """
+    return play(env, lambda observation: distribution(observation).mode)

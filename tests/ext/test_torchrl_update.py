@@ -178,6 +178,9 @@ def test_categorical_equals_torch_s():
     assert draws.shape == (20_000, 5, 7)
     frequency = nn.functional.one_hot(draws, 4).double().mean(0)
     torch.testing.assert_close(frequency, ours.probs.detach().double(), atol=0.02, rtol=0.0)
+    single = OurCategorical(logits[0, 0])  # an environment without a batch
+    assert single.sample().shape == ()
+    assert single.sample(torch.Size([3])).shape == (3,)
 
 
 def test_unusual_modules_run_as_they_are():

@@ -1,0 +1,101 @@
+"""`polopt bench`: statistics, tables, refusals, and real runs as small as they go."""
+
+import json
+
+import pytest
+
+pytest.importorskip("torchrl")
+
+from polopt.launch.bench_control import summarise
+from polopt.launch.cli import main
+from polopt.launch.statistics import interquartile_mean, interval
+
+
+def test_interquartile_mean_by_hand():
+    assert interquartile_mean([7.0]) == 7.0
+    assert interquartile_mean([1.0, 2.0, 6.0]) == 3.0
+    assert interquartile_mean([100.0, 3.0, 1.0, 2.0]) == 2.5
+    assert interquartile_mean([5.0, -100.0, 4.0, 6.0, 100.0]) == 5.0
+    with pytest.raises(ValueError, match="must not be empty"):
+        interquartile_mean([])
+
+
+def test_interval_is_that_of_the_bootstrap():
+    assert interval([1.0]) is None
+    assert interval([2.0, 2.0, 2.0, 2.0]) == (2.0, 2.0)
+    # The mean of two values: each end has the probability 1/4, so both ends are in the interval.
+    assert interval([1.0, 3.0]) == (1.0, 3.0)
+    values = [float(v) for v in range(100)]
+    low, high = interval(values)
+    # Variance of a trimmed mean: the winsorised variance over the square of what is kept. For
+    # numbers uniform in [0, 1]: (1/96 + 1/32) / (1/2)² = 1/6, by the number of values.
+    spread = 100 * (1 / 6 / 100) ** 0.5
+    assert low == pytest.approx(49.5 - 1.96 * spread, abs=1.5)
+    assert high == pytest.approx(49.5 + 1.96 * spread, abs=1.5)
+
+
+def outcome(library, frames, cpu, value, solved):
+    return {
+        "library": library, "task": "cartpole", "frames": frames, "cpu_seconds": cpu,
+        "final_return": value, "solved": solved,
+    }  # fmt: skip
+
+
+def test_rows_count_what_was_solved():
+    rows = summarise(
+        [outcome("a", 1000, 2.0, 480, True), outcome("a", 3000, 3.0, 90, False),
+         outcome("b", 4000, 8.0, 500, True)]
+    )  # fmt: skip
+    assert [(r["library"], r["seeds"], r["solved"]) for r in rows] == [("a", 2, 1), ("b", 1, 1)]
+    assert rows[0]["frames"]["mean"] == 2000
+    assert rows[0]["frames_per_cpu_second"]["mean"] == 750
+    assert rows[1]["cpu_seconds"] == {"mean": 8.0, "interval": None}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["contrl"], "there is no comparison 'contrl': polopt bench control"),
+        (["control", "--tasks", "cartpol"], "--tasks: there is no 'cartpol', did you mean 'cart"),
+        (["control", "--libraries", "sb"], "--libraries: there is no 'sb', did you mean 'sb3'"),
+        (["control", "--frames", "100"], "--frames must be at least 2048, got 100"),
+        (["control", "--seeds", "-1"], "--seeds must be from 0 to 4294967295, got -1"),
+        (["control", "--tasks", "acrobot", "--libraries", "polopt-zoo"], "nothing to run"),
+    ],
+)
+def test_wrong_input_is_one_sentence(words, message, tmp_path, capfd):
+    assert main(["bench", *words, "--runs", str(tmp_path / "runs")]) == 2
+    error = capfd.readouterr().err
+    assert error.startswith(f"polopt: {message}")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_missing_library_is_left_out(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("polopt.launch.bench_control._PACKAGES", {"sb3": "no_such_package"})
+    words = ["--libraries", "sb3", "--runs", str(tmp_path)]
+    assert main(["bench", "control", *words]) == 2
+    error = capfd.readouterr().err
+    assert "sb3 is left out: no-such-package is not installed: pip install no-such-package" in error
+    assert "none of the libraries is installed" in error
+
+
+@pytest.mark.slow
+def test_every_library_that_needs_nothing_more(tmp_path, capfd):
+    libraries = ["polopt", "polopt-zoo", "cleanrl", "torchrl"]
+    words = ["--tasks", "cartpole", "--libraries", *libraries, "--seeds", "3", "--frames", "2048"]
+    assert main(["bench", "control", *words, "--runs", str(tmp_path), "--json"]) == 0
+    answer = json.loads(capfd.readouterr().out)
+    assert [row["library"] for row in answer["rows"]] == libraries
+    (folder,) = tmp_path.iterdir()
+    assert answer["folder"] == str(folder)
+    table = (folder / "table.md").read_text()
+    kept = json.loads((folder / "results.json").read_text())
+    for run in kept["runs"]:
+        assert run["frames"] == 2048
+        assert run["cpu_seconds"] > 0
+        assert run["curve"][-1] == [2048, run["final_return"]]
+        assert f"| cartpole | {run['library']} | 0 of 1 | ≥ 2048 |" in table
+        assert f">{run['library']}</text>" in (folder / "cartpole.svg").read_text()
+    speeds = [r["frames_per_cpu_second"]["mean"] for r in kept["rows"]]
+    assert speeds[0] > 2 * speeds[3]  # ours and TorchRL's loop
