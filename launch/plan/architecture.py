@@ -12,8 +12,26 @@ from polopt.launch.recipe import nearest
 
 __all__ = ["CHECKED", "Architecture", "from_config", "load", "model_names"]
 
-CHECKED = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "phi3")
+CHECKED = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3", "phi3", "smollm3")
 """Values of `model_type` whose activations were compared with torch's memory tracker."""
+
+OTHERS = {
+    "an MLP without a gate": (
+        *("gpt2", "gpt_neox", "gptj", "gpt_bigcode", "opt", "bloom", "falcon", "mpt", "phi"),
+        *("starcoder2", "nemotron", "persimmon", "codegen"),
+    ),
+    "layers of another kind": ("mamba", "mamba2", "jamba", "bamba", "rwkv", "gpt_oss"),
+}
+"""Values of `model_type` that are no relatives of Llama, by the reason."""
+
+_FIELDS = {
+    "kv_lora_rank": "compressed keys and values (MLA)",
+    "n_shared_experts": "shared experts",
+    "shared_expert_intermediate_size": "shared experts",
+    "linear_num_value_heads": "linear attention",
+    "mamba_d_state": "state-space layers",
+}
+"""Fields that say the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +181,7 @@ def from_config(config: Mapping[str, Any], *, name: str) -> Architecture:
     kind = config.get("model_type")
     if not isinstance(kind, str):
         raise ValueError(f"config of {name}: 'model_type' is missing, is this a model's config?")
+    _refuse_others(config, kind, name)
     number = _Reader(config, name)
     hidden, heads = number("hidden_size"), number("num_attention_heads")
     head_dim = number("head_dim", default=hidden // heads)
@@ -205,6 +224,16 @@ def from_config(config: Mapping[str, Any], *, name: str) -> Architecture:
     if config.get("attention_bias"):
         return replace(model, bias=q + 2 * kv + hidden)
     return model
+
+
+def _refuse_others(config: Mapping[str, Any], kind: str, name: str) -> None:
+    reasons = [reason for reason, kinds in OTHERS.items() if kind in kinds]
+    reasons += [reason for field, reason in _FIELDS.items() if config.get(field)]
+    if reasons:
+        raise ValueError(
+            f"config of {name}: model_type {kind!r} has {reasons[0]}, which is not planned: only "
+            "relatives of Llama are"
+        )
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,7 @@ def as_markdown(planned: Plan, said: list[str]) -> str:
     if not model.checked:
         lines.append(
             f"- The activations of model_type {model.model_type!r} were not checked: it is read "
-            "like a Llama."
+            "like a Llama, which can be off by a tenth and more."
         )
     lines.append(f"- Not checked: {UNCHECKED}.")
     assumed = "; ".join(f"{k}: {v:g}" for k, v in _assumed(planned).items())

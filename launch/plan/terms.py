@@ -110,7 +110,8 @@ class Pass:
         """Gradients of activations and of one weight while a layer goes backward."""
         m, c = self.model, self.compute
         width = c * m.active_width * self.tokens
-        weight = c * m.hidden * m.intermediate * max(1, m.experts)
+        # Gates and ups of all experts are one weight.
+        weight = c * m.hidden * m.intermediate * max(1, 2 * m.experts)
         peak = max(width + weight, 2 * width)
         if self.attention == "eager":  # gradients of the scores, when the MLP is done
             peak = max(peak, (4 + c) * m.heads * self.length * self.tokens - 4 * width)
@@ -122,6 +123,8 @@ class Pass:
         m, c, r = self.model, self.compute, self.stored
         fused = int(m.fused_projections)  # gate and up stay alive together
         mlp = (4 + fused) * r * m.hidden + (3 + fused) * c * m.active_width
+        if m.experts:  # every token is copied to each of its experts, and their outputs weighted
+            mlp = 4 * r * m.hidden + 3 * c * (m.experts_per_token * m.hidden + m.active_width)
         norm = 3 * r * m.hidden + 8 * m.hidden
         attention = 4 * r * m.hidden + c * (4 * m.q_width + 2 * m.kv_width)
         if self.attention == "sdpa":

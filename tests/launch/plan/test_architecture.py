@@ -27,6 +27,8 @@ PARAMETERS = {
     "smollm2-1.7b": 1_711_376_384,
     "phi-3-mini": 3_821_079_552,
     "phi-4": 14_659_507_200,
+    "gemma-3-1b": 999_885_952,
+    "smollm3-3b": 3_075_098_624,
 }
 
 CONFIG = {
@@ -95,6 +97,8 @@ def test_an_unknown_kind_is_not_called_checked():
         ({"num_key_value_heads": 3}, ["num_attention_heads=4", "num_key_value_heads=3"]),
         ({"hidden_size": 10**9}, ["cannot be right", "hidden_size=1000000000"]),
         ({"model_type": None}, ["'model_type' is missing"]),
+        ({"model_type": "gpt_neox"}, ["'gpt_neox' has an MLP without a gate", "not planned"]),
+        ({"kv_lora_rank": 512}, ["compressed keys and values"]),
         ({"num_experts": 4}, ["'num_experts_per_tok' is missing"]),
         (
             {"num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [0]},
