@@ -84,23 +84,32 @@ class ValueTerm:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Which groups a batch is filled with (DAPO eq. 11, https://arxiv.org/abs/2503.14476).
+    """Which answers a batch is filled with, and what becomes of those that are too long.
+
+    Source: DAPO, https://arxiv.org/abs/2503.14476, eq. 11 and section 3.4.
 
     Attributes:
         refill: Replace groups that carry no signal until the batch is full: those whose
             answers are all correct or all wrong (`"correct"`, the paper's rule), or those
             whose rewards are all equal (`"reward"`). None keeps every group.
         max_rounds: Further generation rounds for one batch, at most.
+        overlong_cache: Add `soft_overlong` to the reward: the last so many tokens before the
+            longest answer cost up to 1. None adds nothing.
+        drop_truncated: Leave answers that were cut at the longest length out of the loss.
     """
 
     refill: Literal["correct", "reward"] | None = None
     max_rounds: int = 8
+    overlong_cache: int | None = None
+    drop_truncated: bool = False
 
     def __post_init__(self) -> None:
         if self.refill not in ("correct", "reward", None):
             raise ValueError(f"refill must be 'correct', 'reward' or none, got {self.refill!r}")
         if self.max_rounds < 1:
             raise ValueError(f"max_rounds must be at least 1, got {self.max_rounds}")
+        if self.overlong_cache is not None and self.overlong_cache < 1:
+            raise ValueError(f"overlong_cache must be at least 1, got {self.overlong_cache}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -167,6 +167,8 @@ def dapo(
     dual: Coefficient | None = None,
     refill: str | None = "correct",
     max_rounds: int = 8,
+    overlong_cache: int | None = None,
+    drop_truncated: bool = False,
 ) -> Algorithm:
     """DAPO, https://arxiv.org/abs/2503.14476.
 
@@ -181,11 +183,19 @@ def dapo(
         dual: Bound on the ratio where the advantage is negative; see `Clip`.
         refill: Which groups are replaced: `"correct"`, `"reward"` or none; see `Sampling`.
         max_rounds: Further generation rounds for one batch, at most.
+        overlong_cache: Width in tokens of the soft punishment of long answers; the paper's is a
+            fifth of the limit (4096 of 20480). None punishes nothing.
+        drop_truncated: Leave answers cut at the limit out of the loss (overlong filter).
     """
     return Algorithm(
         objective=Objective(surrogate=Clip(low=low, high=high, dual=dual)),
         advantage=_grouped(),
-        sampling=Sampling(refill=refill, max_rounds=max_rounds),  # type: ignore[arg-type]
+        sampling=Sampling(
+            refill=refill,  # type: ignore[arg-type]
+            max_rounds=max_rounds,
+            overlong_cache=overlong_cache,
+            drop_truncated=drop_truncated,
+        ),
     )
 
 

@@ -52,7 +52,7 @@ LOSS_FIELDS = {
 }
 """Fields of `GRPOConfig` that belong to the loss, and where polopt has that setting."""
 
-ADVANTAGE_INPUTS = ("reward", "group", "rewards")
+ADVANTAGE_INPUTS = ("reward", "group", "rewards", "length", "token_reward", "mask")
 
 
 def check_config(args: GRPOConfig) -> None:
@@ -115,7 +115,8 @@ def check_data(args: GRPOConfig, algorithm: Algorithm, dataset: Any, processes: 
         processes: Number of ranks.
 
     Raises:
-        ValueError: If the data has images, or refilling needs what is not there.
+        ValueError: If the data has images, refilling needs what is not there, or the slope of
+            the soft punishment does not fit the longest answer.
     """
     columns = set(getattr(dataset, "column_names", None) or ())
     images = columns & {"image", "images"}
@@ -123,6 +124,12 @@ def check_data(args: GRPOConfig, algorithm: Algorithm, dataset: Any, processes: 
         raise ValueError(
             f"the dataset has the column {sorted(images)[0]!r}: PolicyTrainer does not support "
             "images yet, use a dataset of texts"
+        )
+    cache = algorithm.sampling.overlong_cache
+    if cache is not None and cache > args.max_completion_length:
+        raise ValueError(
+            f"sampling.overlong_cache={cache} must be at most "
+            f"max_completion_length={args.max_completion_length}"
         )
     if algorithm.sampling.refill is None:
         return

@@ -1,13 +1,23 @@
-"""Pieces of dynamic sampling: more prompts, and batches whose groups can be replaced."""
+"""Dynamic sampling: groups without signal are replaced before anything is computed on them."""
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.utils import logging
+from trl import GRPOTrainer
 
-__all__ = ["PromptStream", "Rollout"]
+from polopt.losses import Algorithm, informative
+
+__all__ = ["PromptStream", "RefillingTrainer", "Rollout", "weighted"]
+
+_IDS, _COMPLETIONS, _EXTRA, _IMAGES = 1, 3, 5, 6  # positions in what `_generate` returns
+
+logger = logging.get_logger(__name__)
 
 
 class PromptStream:
@@ -77,3 +87,137 @@ class Rollout:
                     for key, column in self.columns.items():
                         fresh = other.columns.get(key)  # what a reward logs only sometimes
                         column[to] = fresh[of] if fresh else [None] * size
+
+
+class RefillingTrainer(GRPOTrainer):
+    """`trl.GRPOTrainer` that can replace groups without signal; see `PolicyTrainer`."""
+
+    algorithm: Algorithm
+    correct_at: float
+    generated: int
+    refilled: Counter[str]
+    _stream: PromptStream | None
+    _rows: list[dict[str, Any]]
+    _rewards: Tensor | None
+    _kept: Tensor | None
+    _before: list[Tensor]
+    _reported: Counter[str]
+    _scorers: int
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
+        if self._rewards is None:  # else `_generate` had to know them already
+            self._rewards = super()._calculate_rewards(*args, **kwargs)
+        return self._rewards
+
+    def _local(self, size: int) -> slice:
+        rank = self.accelerator.process_index
+        return slice(rank * size, (rank + 1) * size)
+
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        """Generate, and replace groups without signal (DAPO eq. 11).
+
+        Here, on lists and before TRL pads and scores log-probabilities, a replaced group costs
+        its generation and its reward only. All ranks decide from the rewards of all of them,
+        and so do the same number of rounds with the same sizes.
+        """
+        if self._stream is None or not self.model.training:
+            self.generated += len(prompts) if self.model.training else 0
+            return super()._generate(prompts)
+        size, ranks = self.num_generations, self.accelerator.num_processes
+        batch, output = self._rollout(self._rows, prompts)
+        groups = len(prompts) // size
+        useful = self._useful(batch).view(ranks, groups)
+        seen = found = rounds = 0
+        fresh = useful
+        while True:
+            seen, found = seen + fresh.numel(), found + int(fresh.sum())
+            missing = int((~useful).sum(1).max())
+            if not missing or rounds == self.algorithm.sampling.max_rounds:
+                break
+            rounds += 1
+            # Over-sampled by the share of groups that carry signal, so that one round may do.
+            count = min(groups, math.ceil(missing * seen / found)) if found else groups
+            rows = self._draw(count)
+            extra, _ = self._rollout(rows, [row["prompt"] for row in rows])
+            fresh = self._useful(extra).view(ranks, count)
+            bad = [(~flags).nonzero().flatten().tolist() for flags in useful]
+            good = [flags.nonzero().flatten().tolist() for flags in fresh]
+            batch.replace(bad, extra, good, rank=self.accelerator.process_index, size=size)
+            useful = self._useful(batch, count=False).view(ranks, groups)
+        self._report(rounds, int((~useful).sum()), useful.numel())
+        # What rewards have logged per sample is kept for the samples that stay.
+        logged = {k[1]: v for k, v in batch.columns.items() if isinstance(k, tuple)}
+        self._pending_extra_logs.update(logged)
+        self._rows[:] = batch.columns["rows"]
+        prompts[:] = batch.columns["prompts"]
+        self._rewards = batch.rewards
+        self._kept = useful.flatten().repeat_interleave(size)
+        return tuple(batch.columns.get(i, value) for i, value in enumerate(output))
+
+    def _rollout(self, rows: list[dict], prompts: list[Any]) -> tuple[Rollout, tuple[Any, ...]]:
+        self.generated += len(prompts)
+        output = super()._generate(prompts)
+        if output[_IMAGES] or output[_EXTRA]:
+            raise ValueError("sampling.refill does not work with images or rollout functions yet")
+        rewards = super()._calculate_rewards(rows, prompts, output[_COMPLETIONS], output[_IDS])
+        lists = {i: v for i, v in enumerate(output) if isinstance(v, list) and len(v) == len(rows)}
+        logged = {("logged", name): list(v) for name, v in self._pending_extra_logs.items()}
+        self._pending_extra_logs.clear()
+        columns = {"rows": list(rows), "prompts": list(prompts), **lists, **logged}
+        return Rollout(columns, rewards), output
+
+    def _draw(self, groups: int) -> list[dict[str, Any]]:
+        """Return the rows of fresh groups of this rank; all ranks advance the same stream."""
+        drawn = self._stream.take(groups * self.accelerator.num_processes)
+        mine = drawn[self._local(groups)]
+        return [self.train_dataset[i] for i in mine for _ in range(self.num_generations)]
+
+    def _useful(self, batch: Rollout, *, count: bool = True) -> Tensor:
+        """Return which groups of all ranks carry signal, bool [W·n / G], and count the others."""
+        size, first = self.num_generations, batch.rewards[:, 0]
+        correct = torch.where(first.isnan(), torch.nan, (first >= self.correct_at).float())
+        reward = weighted(batch.rewards, self.reward_weights, self._scorers)
+        group = torch.arange(len(reward), device=reward.device) // size
+        rule = self.algorithm.sampling.refill
+        useful = informative(correct if rule == "correct" else reward, group)
+        if count:
+            share = correct.view(-1, size)[~useful].nanmean(1)
+            solved, failed = int((share == 1).sum()), int((share == 0).sum())
+            self.refilled["groups"] += len(useful)
+            self.refilled["all_correct"] += solved
+            self.refilled["all_wrong"] += failed
+            self.refilled["same_reward"] += len(share) - solved - failed
+            self._before.append(reward)
+        return useful
+
+    def _report(self, rounds: int, short: int, groups: int) -> None:
+        before = self._reported
+        for name in ("groups", "all_correct", "all_wrong", "same_reward"):
+            key = "sampling/groups_generated" if name == "groups" else f"sampling/dropped_{name}"
+            self._metrics["train"][key].append(self.refilled[name] - before[name])
+        mean = torch.cat(self._before).nanmean().item()
+        self._before.clear()
+        self._metrics["train"]["sampling/reward_before_refill"].append(mean)
+        self._metrics["train"]["sampling/rounds"].append(rounds)
+        self._metrics["train"]["sampling/groups_short"].append(short)
+        self.refilled["rounds"] += rounds
+        self.refilled["short"] += short
+        self._reported = Counter(self.refilled)
+        if short == groups:
+            logger.warning(
+                "No group carried a signal after %d further rounds: all answers to each prompt "
+                "were equally good. Training stops here.", rounds,
+            )  # fmt: skip
+            self.control.should_training_stop = True
+
+
+def weighted(rewards: Tensor, weights: Tensor, scorers: int) -> Tensor:
+    """Return the weighted sum over rewards, float [N]; NaN where no scorer gave a value.
+
+    Args:
+        rewards: float [N, F], NaN where missing.
+        weights: float [F].
+        scorers: The first so many tell whether there is a reward at all; the others add to it.
+    """
+    total = (rewards * weights.to(rewards.device)).nansum(1)
+    return torch.where(rewards[:, :scorers].isnan().all(1), torch.nan, total)

@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 from transformers.utils import logging
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
 from polopt.ext.trl.config import (
     check_algorithm,
@@ -25,19 +25,27 @@ from polopt.ext.trl.config import (
 )
 from polopt.ext.trl.metrics import Window, step_metrics
 from polopt.ext.trl.padding import Padding
-from polopt.ext.trl.sampling import PromptStream, Rollout
-from polopt.losses import Algorithm, informative, kl_estimate, resolve, whiten
+from polopt.ext.trl.sampling import PromptStream, RefillingTrainer, weighted
+from polopt.losses import (
+    Algorithm,
+    drop_truncated,
+    kl_estimate,
+    last_step_reward,
+    resolve,
+    soft_overlong,
+    whiten,
+)
+from polopt.losses.advantages import moments_of
 from polopt.losses.modules import PolicyLoss
 
 __all__ = ["PolicyTrainer"]
 
 _STATE = "polopt.json"
-_IDS, _COMPLETIONS, _EXTRA, _IMAGES = 1, 3, 5, 6  # positions in what `_generate` returns
 
 logger = logging.get_logger(__name__)
 
 
-class PolicyTrainer(GRPOTrainer):
+class PolicyTrainer(RefillingTrainer):
     """`trl.GRPOTrainer` with everything about the loss taken from an `Algorithm`.
 
     The loss of an optimizer step is divided by that step's own count, summed over its
@@ -103,6 +111,9 @@ class PolicyTrainer(GRPOTrainer):
         if trim_padding:
             unwrapped = self.accelerator.unwrap_model(self.model)
             self.padding = Padding.of(unwrapped, self.pad_to_multiple_of)
+        self._scorers = len(self.reward_funcs)
+        if algorithm.sampling.overlong_cache is not None:
+            self._add_soft_overlong(algorithm.sampling.overlong_cache)
         self._stream = PromptStream(len(self.train_dataset), self.args.seed) if refill else None
 
     # --- generation, rewards and advantages ---------------------------------
@@ -114,28 +125,62 @@ class PolicyTrainer(GRPOTrainer):
         rewards, local = self._rewards, self._local(len(inputs))
         mode = "train" if self.model.training else "eval"
         size = self.num_generations if mode == "train" else self.num_generations_eval
-        reward = _weighted(rewards, self.reward_weights)
-        reward = reward - self._divergence(output)
+        reward = weighted(rewards, self.reward_weights, self._scorers)
         if self._kept is not None:
             reward = torch.where(self._kept, reward, torch.nan)
-        present = ~reward.isnan()
-        group = torch.arange(len(reward), device=reward.device) // size
-        given = {"reward": reward, "group": group, "rewards": rewards}
-        rule = resolve(self.algorithm.advantage, self.state.global_step)
-        advantage = rule(*(given[name] for name in rule.needs))
-        if rule.whiten:
-            advantage = whiten(advantage, present)
-        output["advantages"] = advantage[local].to(torch.float32)
-        mask = output["completion_mask"].bool() & present[local, None]
-        output["loss_mask"] = mask & output["tool_mask"].bool() if "tool_mask" in output else mask
+        written = output["completion_mask"].bool()
+        if "tool_mask" in output:
+            written = written & output["tool_mask"].bool()
+        present = written & ~reward[local, None].isnan()
+        output["loss_mask"] = mask = self._drop_truncated(present, output)
+        advantage = self._advantage(reward, rewards, size, present, written, output)
+        if self.algorithm.advantage.whiten:
+            if advantage.ndim == 1:
+                advantage = advantage[:, None].expand(mask.shape)
+            local_moments = torch.stack(moments_of(advantage, mask))
+            moments = self.accelerator.reduce(local_moments, "sum").unbind()
+            advantage = whiten(advantage, mask, moments=moments)  # type: ignore[arg-type]
+        output["advantages"] = advantage.to(torch.float32)
+        if advantage.ndim == 2:  # logged as a mean over the answer
+            advantage = (advantage * mask).sum(1) / mask.sum(1).clamp(min=1)
         table = self._logs["advantages"]  # TRL has just put its own there
         for _ in range(min(len(reward), len(table))):
             table.pop()
-        table.extend(advantage.tolist())
+        table.extend(self.accelerator.gather(advantage).tolist())
         return output
 
-    def _divergence(self, output: dict[str, Any]) -> Tensor | float:
-        """Return what is subtracted from the reward, float [N] over all ranks, or 0."""
+    def _advantage(
+        self,
+        reward: Tensor,
+        rewards: Tensor,
+        size: int,
+        present: Tensor,
+        written: Tensor,
+        output: dict[str, Any],
+    ) -> Tensor:
+        """Return advantages of this rank, float [n], or [n, T] if the rule gives one per token.
+
+        Rules over answers see all N of all ranks, rules over tokens the n of this one.
+        """
+        local = self._local(len(written))
+        rule = resolve(self.algorithm.advantage, self.state.global_step)
+        divergence = self._divergence(output, written)
+        given = {
+            "group": torch.arange(len(reward), device=reward.device) // size,
+            "rewards": rewards,
+            "mask": present,
+        }
+        if "token_reward" in rule.needs:
+            given["token_reward"] = last_step_reward(reward[local], present) - divergence
+        else:
+            given["reward"] = reward - self._sum(divergence)
+        if "length" in rule.needs:
+            given["length"] = self.accelerator.gather(written.sum(1))
+        advantage = rule(*(given[name] for name in rule.needs))
+        return advantage if advantage.ndim == 2 else advantage[local]
+
+    def _divergence(self, output: dict[str, Any], written: Tensor) -> Tensor | float:
+        """Return what is subtracted from the rewards, float [n, T] of this rank, or 0."""
         objective = resolve(self.algorithm.objective, self.state.global_step)
         if not (objective.uses_reference and objective.kl_in == "reward"):
             return 0.0
@@ -144,118 +189,39 @@ class PolicyTrainer(GRPOTrainer):
             with torch.no_grad():
                 old, *_ = self._score(self.model, output, batch_size=self._train_batch_size)
         kl = kl_estimate(old, output["ref_per_token_logps"], objective.kl)
-        kl = torch.where(output["completion_mask"].bool(), kl, 0.0).sum(-1)
-        kl = self.accelerator.gather(kl)
-        self._metrics["train" if self.model.training else "eval"]["kl"].append(kl.mean().item())
+        kl = torch.where(written, kl, 0.0)
+        mode = "train" if self.model.training else "eval"
+        self._metrics[mode]["kl"].append(self._sum(kl).mean().item())
         return objective.kl_coef * kl
 
-    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
-        if self._rewards is None:  # else `_generate` had to know them already
-            self._rewards = super()._calculate_rewards(*args, **kwargs)
-        return self._rewards
+    def _sum(self, steps: Tensor | float) -> Any:  # noqa: ANN401
+        """Return sums over the tokens of the answers of all ranks, float [N]; 0 for 0."""
+        return self.accelerator.gather(steps.sum(1)) if isinstance(steps, Tensor) else steps
 
-    def _local(self, size: int) -> slice:
-        rank = self.accelerator.process_index
-        return slice(rank * size, (rank + 1) * size)
+    def _drop_truncated(self, mask: Tensor, output: dict[str, Any]) -> Tensor:
+        if not self.algorithm.sampling.drop_truncated:
+            return mask
+        ids, kept = output["completion_ids"], output["completion_mask"].bool()
+        last = ids.gather(1, kept.sum(1, keepdim=True).clamp(min=1) - 1)[:, 0]
+        ends = torch.tensor([*self.eos_token_ids, self._tokenizer.pad_token_id], device=ids.device)
+        truncated = kept.any(1) & ~torch.isin(last, ends)
+        share = self.accelerator.gather(truncated.float()).mean().item()
+        mode = "train" if self.model.training else "eval"
+        self._metrics[mode]["sampling/dropped_truncated"].append(share)
+        return drop_truncated(mask, truncated)
 
-    # --- dynamic sampling ----------------------------------------------------
+    def _add_soft_overlong(self, cache: int) -> None:
+        """Add DAPO's soft punishment as a further reward, as TRL adds those of environments."""
+        limit = self.max_completion_length
 
-    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
-        """Generate, and replace groups without signal (DAPO eq. 11).
+        def punish(completion_ids: list[list[int]], **_: Any) -> list[float]:  # noqa: ANN401
+            length = torch.tensor([len(ids) for ids in completion_ids])
+            return soft_overlong(length, limit=limit, cache=cache).tolist()
 
-        Here, on lists and before TRL pads and scores log-probabilities, a replaced group costs
-        its generation and its reward only. All ranks decide from the rewards of all of them,
-        and so do the same number of rounds with the same sizes.
-        """
-        if self._stream is None or not self.model.training:
-            self.generated += len(prompts) if self.model.training else 0
-            return super()._generate(prompts)
-        size, ranks = self.num_generations, self.accelerator.num_processes
-        batch, output = self._rollout(self._rows, prompts)
-        groups = len(prompts) // size
-        useful = self._useful(batch).view(ranks, groups)
-        seen = found = rounds = 0
-        fresh = useful
-        while True:
-            seen, found = seen + fresh.numel(), found + int(fresh.sum())
-            missing = int((~useful).sum(1).max())
-            if not missing or rounds == self.algorithm.sampling.max_rounds:
-                break
-            rounds += 1
-            # Over-sampled by the share of groups that carry signal, so that one round may do.
-            count = min(groups, math.ceil(missing * seen / found)) if found else groups
-            rows = self._draw(count)
-            extra, _ = self._rollout(rows, [row["prompt"] for row in rows])
-            fresh = self._useful(extra).view(ranks, count)
-            bad = [(~flags).nonzero().flatten().tolist() for flags in useful]
-            good = [flags.nonzero().flatten().tolist() for flags in fresh]
-            batch.replace(bad, extra, good, rank=self.accelerator.process_index, size=size)
-            useful = self._useful(batch, count=False).view(ranks, groups)
-        self._report(rounds, int((~useful).sum()), useful.numel())
-        # What rewards have logged per sample is kept for the samples that stay.
-        logged = {k[1]: v for k, v in batch.columns.items() if isinstance(k, tuple)}
-        self._pending_extra_logs.update(logged)
-        self._rows[:] = batch.columns["rows"]
-        prompts[:] = batch.columns["prompts"]
-        self._rewards = batch.rewards
-        self._kept = useful.flatten().repeat_interleave(size)
-        return tuple(batch.columns.get(i, value) for i, value in enumerate(output))
-
-    def _rollout(self, rows: list[dict], prompts: list[Any]) -> tuple[Rollout, tuple[Any, ...]]:
-        self.generated += len(prompts)
-        output = super()._generate(prompts)
-        if output[_IMAGES] or output[_EXTRA]:
-            raise ValueError("sampling.refill does not work with images or rollout functions yet")
-        rewards = super()._calculate_rewards(rows, prompts, output[_COMPLETIONS], output[_IDS])
-        lists = {i: v for i, v in enumerate(output) if isinstance(v, list) and len(v) == len(rows)}
-        logged = {("logged", name): list(v) for name, v in self._pending_extra_logs.items()}
-        self._pending_extra_logs.clear()
-        columns = {"rows": list(rows), "prompts": list(prompts), **lists, **logged}
-        return Rollout(columns, rewards), output
-
-    def _draw(self, groups: int) -> list[dict[str, Any]]:
-        """Return the rows of fresh groups of this rank; all ranks advance the same stream."""
-        drawn = self._stream.take(groups * self.accelerator.num_processes)
-        mine = drawn[self._local(groups)]
-        return [self.train_dataset[i] for i in mine for _ in range(self.num_generations)]
-
-    def _useful(self, batch: Rollout, *, count: bool = True) -> Tensor:
-        """Return which groups of all ranks carry signal, bool [W·n / G], and count the others."""
-        size, first = self.num_generations, batch.rewards[:, 0]
-        correct = torch.where(first.isnan(), torch.nan, (first >= self.correct_at).float())
-        reward = _weighted(batch.rewards, self.reward_weights)
-        group = torch.arange(len(reward), device=reward.device) // size
-        rule = self.algorithm.sampling.refill
-        useful = informative(correct if rule == "correct" else reward, group)
-        if count:
-            share = correct.view(-1, size)[~useful].nanmean(1)
-            solved, failed = int((share == 1).sum()), int((share == 0).sum())
-            self.refilled["groups"] += len(useful)
-            self.refilled["all_correct"] += solved
-            self.refilled["all_wrong"] += failed
-            self.refilled["same_reward"] += len(share) - solved - failed
-            self._before.append(reward)
-        return useful
-
-    def _report(self, rounds: int, short: int, groups: int) -> None:
-        before = self._reported
-        for name in ("groups", "all_correct", "all_wrong", "same_reward"):
-            key = "sampling/groups_generated" if name == "groups" else f"sampling/dropped_{name}"
-            self._metrics["train"][key].append(self.refilled[name] - before[name])
-        mean = torch.cat(self._before).nanmean().item()
-        self._before.clear()
-        self._metrics["train"]["sampling/reward_before_refill"].append(mean)
-        self._metrics["train"]["sampling/rounds"].append(rounds)
-        self._metrics["train"]["sampling/groups_short"].append(short)
-        self.refilled["rounds"] += rounds
-        self.refilled["short"] += short
-        self._reported = Counter(self.refilled)
-        if short == groups:
-            logger.warning(
-                "No group carried a signal after %d further rounds: all answers to each prompt "
-                "were equally good. Training stops here.", rounds,
-            )  # fmt: skip
-            self.control.should_training_stop = True
+        self.reward_funcs.append(punish)
+        self.reward_func_names.append("soft_overlong")
+        self.reward_processing_classes.append(None)
+        self.reward_weights = torch.cat([self.reward_weights, torch.ones(1)])
 
     # --- the loss ------------------------------------------------------------
 
@@ -336,12 +302,13 @@ class PolicyTrainer(GRPOTrainer):
             raise ValueError("PolicyTrainer does not support images yet")
         log_prob, entropy, *_ = self._score(model, inputs, compute_entropy=True)
         old = inputs.get("old_per_token_logps", log_prob.detach())
+        advantage = inputs["advantages"]
         steps = {
             "log_prob": log_prob,
             "action_log_prob": old,
             # Without vLLM the sampler is the old policy.
             "behavior_log_prob": inputs.get("sampling_per_token_logps", old),
-            "advantage": inputs["advantages"].unsqueeze(-1),
+            "advantage": advantage if advantage.ndim == 2 else advantage.unsqueeze(-1),
             "mask": inputs["loss_mask"],
             "entropy": entropy,
         }
@@ -398,9 +365,3 @@ class PolicyTrainer(GRPOTrainer):
                 "%s was written between two generations: the run goes on with fresh completions, "
                 "and not exactly as it would have without the interruption.", checkpoint,
             )  # fmt: skip
-
-
-def _weighted(rewards: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted sum over reward functions, float [N]; NaN where none gave a value."""
-    total = (rewards * weights.to(rewards.device)).nansum(1)
-    return torch.where(rewards.isnan().all(1), torch.nan, total)

@@ -8,7 +8,7 @@ trl = pytest.importorskip("trl")
 from trl import GRPOConfig, GRPOTrainer
 
 from polopt.ext.trl.config import LOSS_FIELDS
-from polopt.ext.trl.trainer import _COMPLETIONS, _EXTRA, _IDS, _IMAGES
+from polopt.ext.trl.sampling import _COMPLETIONS, _EXTRA, _IDS, _IMAGES
 
 SOURCE = inspect.getsource(GRPOTrainer)
 

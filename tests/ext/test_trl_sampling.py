@@ -70,7 +70,7 @@ def test_at_the_bound_the_informative_groups_are_trained_on(tmp_path):
 
 
 def test_only_degenerate_groups_end_the_training_with_a_word(tmp_path, caplog, monkeypatch):
-    from polopt.ext.trl import trainer as module
+    from polopt.ext.trl import sampling as module
 
     said = []
     monkeypatch.setattr(module.logger, "warning", lambda text, *a, **_: said.append(text % a))

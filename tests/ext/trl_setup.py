@@ -91,7 +91,8 @@ def build(kind, folder, *, reward=variety, rows=None, **settings):
 
 def algorithm(name, **settings):
     """Return a named algorithm without refilling."""
-    knobs = {"dr_grpo": {"horizon": 8}, "dapo": {"refill": None}, "grpo": {"kl_coef": 0.0}}
+    knobs = {"dr_grpo": {"horizon": 8}, "dapo": {"refill": None}, "grpo": {"kl_coef": 0.0},
+             "reinforce_pp": {"kl_coef": 0.0}}  # fmt: skip
     return getattr(losses, name)(**{**knobs.get(name, {}), **settings})
 
 
@@ -125,7 +126,9 @@ class Recorder(PolicyTrainer):
                 kept = part["completion_mask"][i].bool()
                 completion = part["completion_ids"][i][kept]
                 old = part.get("old_per_token_logps")
-                samples.append((prompt, completion, part["advantages"][i],
+                credit = part["advantages"][i]
+                samples.append((prompt, completion,
+                                credit[kept] if credit.ndim else credit.expand(len(completion)),
                                 part["loss_mask"][i][kept],
                                 None if old is None else old[i][kept]))  # fmt: skip
         reference = type(model)(model.config).train()
@@ -141,13 +144,15 @@ class Recorder(PolicyTrainer):
             before = taken.detach() if before is None else before
             old.append(torch.nn.functional.pad(before, space))
             mask.append(torch.nn.functional.pad(trained, space))
-            advantage.append(a)
+            advantage.append(torch.nn.functional.pad(a, space))
             self.lengths.add(len(completion))
         out = losses.policy_loss(
-            torch.stack(new), torch.stack(old), torch.stack(advantage)[:, None],
+            torch.stack(new), torch.stack(old), torch.stack(advantage),
             torch.stack(mask), objective=self.algorithm.objective,
         )  # fmt: skip
         out["loss_objective"].backward()
+        trained = torch.stack(advantage)[torch.stack(mask)]
+        self.spread = trained.mean().item(), trained.std().item()
         worst = 0.0
         for (name, p), q in zip(reference.named_parameters(), model.parameters(), strict=True):
             assert q.grad is not None, name
@@ -216,6 +221,14 @@ if __name__ == "__main__":
             assert len(done.widths) > 1
             assert len(done.errors) == 6
             assert max(done.errors) < 1e-4, (name, accumulate, generate, done.errors)
+    done = compare(
+        tempfile.mkdtemp(), "reinforce_pp", per_device_train_batch_size=4, max_steps=2,
+        gradient_accumulation_steps=2, steps_per_generation=2, max_completion_length=16,
+    )  # fmt: skip
+    assert max(done.errors) < 1e-4, done.errors
+    mean, std = done.spread  # whitened over the tokens of all ranks
+    assert abs(mean) < 1e-5, done.spread
+    assert abs(std - 1) < 1e-4, done.spread
     for rounds in (8, 1):
         done = refill(tempfile.mkdtemp(), max_rounds=rounds, share=0.7, max_steps=3)
         assert max(done.errors) < 1e-4, (rounds, done.errors)
