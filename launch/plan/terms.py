@@ -121,8 +121,8 @@ class Pass:
     def layer_forward(self) -> float:
         """Peak of one layer when nothing is kept for a backward pass."""
         m, c, r = self.model, self.compute, self.stored
-        fused = int(m.fused_projections)  # gate and up stay alive together
-        mlp = (4 + fused) * r * m.hidden + (3 + fused) * c * m.active_width
+        parts = 4 if m.fused_projections else 3  # where gate and up are one, both stay alive
+        mlp = 4 * r * m.hidden + parts * c * m.active_width
         if m.experts:  # every token is copied to each of its experts, and their outputs weighted
             mlp = 4 * r * m.hidden + 3 * c * (m.experts_per_token * m.hidden + m.active_width)
         norm = 3 * r * m.hidden + 8 * m.hidden
