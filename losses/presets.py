@@ -10,7 +10,7 @@ from polopt.losses.advantages import gae
 from polopt.losses.algorithm import Advantage, Algorithm, Sampling, ValueTerm
 from polopt.losses.groups import group_advantage
 from polopt.losses.objective import Objective
-from polopt.losses.schedules import Coefficient
+from polopt.losses.schedules import Coefficient, check_unit
 from polopt.losses.surrogates import Cispo, Clip, KlPenalty, Plain, SoftGate
 
 __all__ = [
@@ -58,7 +58,7 @@ def ppo(
             surrogate=Clip(low=clip, high=clip if clip_high is None else clip_high, dual=dual),
             entropy_coef=entropy_coef,
         ),
-        advantage=Advantage(estimate=gae, settings={"gamma": gamma, "lam": lam}, whiten=whiten),
+        advantage=_gae(gamma=gamma, lam=lam, whiten=whiten),
         value=ValueTerm(coef=value_coef, clip=value_clip),
     )
 
@@ -72,7 +72,7 @@ def kl_ppo(
     lam: float = 0.95,
     whiten: bool = True,
 ) -> Algorithm:
-    """PPO with a KL penalty instead of the clip, https://arxiv.org/abs/1707.06347 section 4.
+    """PPO with a KL penalty instead of the clip, https://arxiv.org/abs/1707.06347.
 
     Args:
         coef: Weight of KL(π_old ‖ π); `TargetKl(target=0.01)` makes it the adaptive form.
@@ -84,7 +84,7 @@ def kl_ppo(
     """
     return Algorithm(
         objective=Objective(surrogate=KlPenalty(coef=coef), entropy_coef=entropy_coef),
-        advantage=Advantage(estimate=gae, settings={"gamma": gamma, "lam": lam}, whiten=whiten),
+        advantage=_gae(gamma=gamma, lam=lam, whiten=whiten),
         value=ValueTerm(coef=value_coef),
     )
 
@@ -108,7 +108,7 @@ def a2c(
     """
     return Algorithm(
         objective=Objective(surrogate=Plain(), ratio="none", entropy_coef=entropy_coef),
-        advantage=Advantage(estimate=gae, settings={"gamma": gamma, "lam": lam}, whiten=whiten),
+        advantage=_gae(gamma=gamma, lam=lam, whiten=whiten),
         value=ValueTerm(coef=value_coef),
     )
 
@@ -265,3 +265,9 @@ def sapo(*, tau_positive: Coefficient = 1.0, tau_negative: Coefficient = 1.05) -
 
 def _grouped(**settings: Any) -> Advantage:  # noqa: ANN401
     return Advantage(estimate=group_advantage, settings=settings)
+
+
+def _gae(*, whiten: bool, **units: float) -> Advantage:
+    for name, value in units.items():
+        check_unit(name, value)
+    return Advantage(estimate=gae, settings=units, whiten=whiten)

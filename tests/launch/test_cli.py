@@ -199,7 +199,8 @@ def test_list_and_show_know_what_ships(capfd):
         assert main(["show", name, "--json"]) == 0
         shown = json.loads(capfd.readouterr().out)
         assert shown["paper"] in shown["doc"]
-        assert shown["formula"] and shown["others"]
+        assert shown["formula"]
+        assert shown["others"]
         missing = [k for k, v in shown["settings"].items() if v == "required"]
         assert missing or "objective.aggregation" in shown["axes"]
     assert main(["show", "dapo", "high=0.3"]) == 0
