@@ -1,6 +1,9 @@
 """Recipes of text tasks: what is refused, what is resolved, and that the model learns."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -243,3 +246,25 @@ def test_two_processes(start, only_run, here, cache):
     assert len(list(cache.iterdir())) == 1
     lines = read_metrics(only_run() / "metrics.jsonl")
     assert [line["step"] for line in lines if "eval/accuracy_greedy" in line] == [0, 2, 4]
+
+
+@pytest.mark.slow
+def test_other_algorithms_train_on_two_ranks(tmp_path, cache):
+    script = Path(__file__).with_name("llm_ranks.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", str(script), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    trained = [line.split()[0] for line in done.stdout.splitlines() if line.endswith(" trained")]
+    assert len(trained) == 8
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (named,) = [line for line in readme.splitlines() if "reinforce_pp`" in line and "gmpo" in line]
+    assert all(f"`{name}`" in named for name in trained)
+
+
+def test_answers_that_are_too_long():
+    knobs = ("algorithm.overlong_cache=2", "algorithm.drop_truncated=true")
+    sampling = job(*knobs).algorithm.sampling
+    assert (sampling.overlong_cache, sampling.drop_truncated) == (2, True)
+    with pytest.raises(RecipeError, match=r"overlong_cache=5 must be at most .*length=4"):
+        job("algorithm.overlong_cache=5")
