@@ -74,8 +74,8 @@ class ValueTerm:
     loss: Literal["mse", "huber"] = "mse"
 
     def __post_init__(self) -> None:
-        if self.coef < 0.0:
-            raise ValueError(f"coef must not be negative, got {self.coef}")
+        if not 0.0 <= self.coef < float("inf"):
+            raise ValueError(f"coef must be finite and not negative, got {self.coef}")
         if self.clip is not None and not self.clip > 0.0:
             raise ValueError(f"clip must be positive or none, got {self.clip}")
         if self.loss not in ("mse", "huber"):
@@ -106,7 +106,7 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.refill not in ("correct", "reward", None):
             raise ValueError(f"refill must be 'correct', 'reward' or none, got {self.refill!r}")
-        if self.max_rounds < 1:
+        if not self.max_rounds >= 1:
             raise ValueError(f"max_rounds must be at least 1, got {self.max_rounds}")
         if self.overlong_cache is not None and self.overlong_cache < 1:
             raise ValueError(f"overlong_cache must be at least 1, got {self.overlong_cache}")

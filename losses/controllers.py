@@ -44,13 +44,18 @@ class Controller(Schedule):
         """Return the present value; the step does not matter."""
         return self.value
 
+    def ends(self) -> tuple[float, ...]:
+        """Return the first value; nobody knows the last."""
+        return (self.value,)
+
 
 @dataclass(kw_only=True)
 class AdaptiveKl(Controller):
     """A coefficient of the divergence in the reward that holds it at a target.
 
-    β ← β·(1 + clip(KL / target − 1, ±0.2)·samples / horizon). Never recovers from 0. Feed it
-    an estimate that cannot be negative (k3): the sign of k1 would turn the step round.
+    β ← β·(1 + clip(KL / target − 1, ±0.2)·samples / horizon), at least β / 2: with many
+    samples and a short horizon the formula turns negative. Feed it an estimate that cannot be
+    negative (k3): the sign of k1 would turn the step round.
 
     Source: https://arxiv.org/abs/1909.08593 section 2.2.
 
@@ -72,7 +77,7 @@ class AdaptiveKl(Controller):
     def observe(self, measured: float, samples: int) -> None:
         """See `Controller`."""
         error = min(max(measured / self.target - 1.0, -0.2), 0.2)
-        self.value *= 1.0 + error * samples / self.horizon
+        self.value *= max(1.0 + error * samples / self.horizon, 0.5)
 
 
 @dataclass(kw_only=True)
@@ -143,6 +148,10 @@ class TargetEntropy(Controller):
         change = self.step if measured < self.target else -self.step
         self.value = min(max(self.value + change, self.low), self.high)
 
+    def ends(self) -> tuple[float, ...]:
+        """See `Schedule`."""
+        return (0.0, self.low, self.high)
+
     def __call__(self, step: float) -> float:
         """Return the coefficient, or zero while the entropy is above the target."""
         return self.value if self.active else 0.0
@@ -189,6 +198,11 @@ def load_states(tree: Any, states: Mapping[str, Mapping[str, Any]]) -> None:  # 
             f"saved controllers {sorted(states)} are not those of the recipe {sorted(controllers)}"
         )
     for path, controller in controllers.items():
+        if states[path].keys() != vars(controller).keys():
+            raise ValueError(
+                f"saved state {sorted(states[path])} of {path} is not that of a "
+                f"{type(controller).__name__}: {sorted(vars(controller))}"
+            )
         for name, value in states[path].items():
             setattr(controller, name, value)
 
@@ -209,5 +223,5 @@ def _controllers(node: Any, path: str) -> Iterator[tuple[str, Controller]]:  # n
 
 def _check_positive(**numbers: float) -> None:
     for name, value in numbers.items():
-        if not value > 0:
-            raise ValueError(f"{name} must be positive, got {value}")
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} must be positive and finite, got {value}")

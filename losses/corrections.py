@@ -185,7 +185,7 @@ class OffPolicyMask:
     threshold: float
 
     def __post_init__(self) -> None:
-        if self.threshold < 0.0:
+        if not self.threshold >= 0.0:
             raise ValueError(f"threshold must not be negative, got {self.threshold}")
 
     def __call__(

@@ -1,5 +1,6 @@
 """The policy objective: one point on the axes, and the loss at that point."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -58,6 +59,13 @@ class Objective:
     corrections: tuple[Correction, ...] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.surrogate, type) or not callable(self.surrogate):
+            raise ValueError(f"surrogate must be one such as Clip(), got {self.surrogate!r}")
+        if not isinstance(self.corrections, tuple) or not all(map(callable, self.corrections)):
+            raise ValueError(
+                f"corrections must be a tuple of them such as (Reweight(),), "
+                f"got {self.corrections!r}"
+            )
         check_aggregation(self.aggregation, self.horizon)
         for name, allowed in (("ratio", RatioLevel), ("kl", Kl)):
             if getattr(self, name) not in get_args(allowed):
@@ -66,7 +74,9 @@ class Objective:
                 )
         if self.kl_in not in ("loss", "reward"):
             raise ValueError(f"kl_in must be 'loss' or 'reward', got {self.kl_in!r}")
-        check_coefficient("entropy_coef", self.entropy_coef, low=float("-inf"))
+        check_coefficient(
+            "entropy_coef", self.entropy_coef, allowed=math.isfinite, expected="a finite number"
+        )
         check_coefficient("kl_coef", self.kl_coef)
 
     @property

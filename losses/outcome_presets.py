@@ -17,7 +17,7 @@ from polopt.losses.outcomes import (
     reinforce_pp_advantage,
     remax_advantage,
 )
-from polopt.losses.schedules import Coefficient
+from polopt.losses.schedules import Coefficient, check_unit
 from polopt.losses.surrogates import Clip, GeometricClip, Plain
 
 __all__ = [
@@ -103,6 +103,7 @@ def reinforce_pp(
         kl_coef: Weight of k1 from the reference, subtracted from the token rewards.
         gamma: Discount per token.
     """
+    check_unit("gamma", gamma)
     return Algorithm(
         objective=Objective(
             surrogate=Clip(low=clip, high=clip), kl_coef=kl_coef, kl="k1", kl_in="reward"

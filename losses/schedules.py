@@ -7,6 +7,7 @@ plain numbers, so the losses know nothing of schedules.
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar, get_args
 
@@ -21,6 +22,7 @@ __all__ = [
     "Schedule",
     "Warmup",
     "check_coefficient",
+    "check_unit",
     "number",
     "resolve",
     "value_at",
@@ -36,6 +38,10 @@ class Schedule(ABC):
     def __call__(self, step: float) -> float:
         """Return the value at `step`, in the unit the loop counts in (steps or frames)."""
 
+    def ends(self) -> tuple[float, ...]:
+        """Return the values between which it stays, checked before a run; () if unknown."""
+        return ()
+
 
 Coefficient = float | Schedule
 
@@ -45,6 +51,13 @@ class Constant(Schedule):
     """`value` for ever."""
 
     value: float
+
+    def __post_init__(self) -> None:
+        _check_finite(value=self.value)
+
+    def ends(self) -> tuple[float, ...]:
+        """See `Schedule`."""
+        return (self.value,)
 
     def __call__(self, step: float) -> float:
         """See `Schedule`."""
@@ -58,8 +71,13 @@ class _Ramp(Schedule):
     steps: float
 
     def __post_init__(self) -> None:
+        _check_finite(start=self.start, end=self.end, steps=self.steps)
         if not self.steps > 0:
             raise ValueError(f"steps must be positive, got {self.steps}")
+
+    def ends(self) -> tuple[float, ...]:
+        """See `Schedule`."""
+        return (self.start, self.end)
 
     def _progress(self, step: float) -> float:
         return min(max(step / self.steps, 0.0), 1.0)
@@ -115,8 +133,15 @@ class Warmup(Schedule):
     then: Coefficient
 
     def __post_init__(self) -> None:
+        _check_finite(steps=self.steps)
+        if not isinstance(self.then, Schedule):
+            _check_finite(then=self.then)
         if not self.steps > 0:
             raise ValueError(f"steps must be positive, got {self.steps}")
+
+    def ends(self) -> tuple[float, ...]:
+        """See `Schedule`."""
+        return (0.0, *(self.then.ends() if isinstance(self.then, Schedule) else (self.then,)))
 
     def __call__(self, step: float) -> float:
         """See `Schedule`."""
@@ -141,10 +166,39 @@ def number(coefficient: Coefficient, name: str) -> float:
     return coefficient
 
 
-def check_coefficient(name: str, value: Coefficient, *, low: float = 0.0) -> None:
-    """Raise a ValueError if a number is below `low`; a schedule is checked once resolved."""
-    if isinstance(value, float | int) and not value >= low:
-        raise ValueError(f"{name} must be at least {low:g}, got {value}")
+def check_coefficient(
+    name: str,
+    value: Coefficient | torch.Tensor,
+    *,
+    allowed: Callable[[float], bool] = lambda x: 0.0 <= x < math.inf,
+    expected: str = "a finite number of at least 0",
+) -> None:
+    """Raise a ValueError if a coefficient is no number, or not an allowed one.
+
+    Of a schedule the ends are checked: not after hours of training.
+
+    Args:
+        name: Of the coefficient, for the message.
+        value: A number, a schedule, or a scalar tensor (see `resolve`).
+        allowed: Whether a number may be.
+        expected: What numbers may be, for the message.
+    """
+    if not isinstance(value, float | int | Schedule | torch.Tensor):
+        raise ValueError(f"{name} must be {expected}, got {value!r}")
+    for x in value.ends() if isinstance(value, Schedule) else (value,):
+        if not allowed(x):  # type: ignore[arg-type]
+            raise ValueError(f"{name} must be {expected}, got {x}")
+
+
+def check_unit(name: str, value: Coefficient) -> None:
+    """Raise a ValueError if a coefficient is not within [0, 1]."""
+    check_coefficient(name, value, allowed=lambda x: 0.0 <= x <= 1.0, expected="in [0, 1]")
+
+
+def _check_finite(**numbers: float) -> None:
+    for name, value in numbers.items():
+        if not isinstance(value, float | int) or not math.isfinite(value):
+            raise ValueError(f"{name} must be a finite number, got {value!r}")
 
 
 def resolve(tree: T, step: float, *, tensors: bool = False) -> T:

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from polopt.losses.schedules import Coefficient, Schedule, check_coefficient, number
+from polopt.losses.schedules import Coefficient, check_coefficient, number
 
 __all__ = [
     "Cispo",
@@ -72,6 +72,11 @@ class SelectingSurrogate(Protocol):
         ...
 
 
+def _check_positive(**coefficients: Coefficient) -> None:
+    for name, value in coefficients.items():
+        check_coefficient(name, value, allowed=lambda x: x > 0.0, expected="positive")
+
+
 def clip_loss(
     log_ratio: Tensor, advantage: Tensor, low: float, high: float
 ) -> tuple[Tensor, Tensor]:
@@ -107,12 +112,12 @@ class Clip:
     dual: Coefficient | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.low, Schedule) and not 0.0 < self.low <= 1.0:
-            raise ValueError(f"low must be in (0, 1], got {self.low}")
-        if not isinstance(self.high, Schedule) and not self.high > 0.0:
-            raise ValueError(f"high must be positive, got {self.high}")
-        if isinstance(self.dual, float | int) and not self.dual > 1.0:
-            raise ValueError(f"dual must be more than one, got {self.dual}")
+        check_coefficient("low", self.low, allowed=lambda x: 0.0 < x <= 1.0, expected="in (0, 1]")
+        _check_positive(high=self.high)
+        if self.dual is not None:
+            check_coefficient(
+                "dual", self.dual, allowed=lambda x: x > 1.0, expected="more than one"
+            )
 
     def __call__(
         self, log_ratio: Tensor, advantage: Tensor, log_prob: Tensor, mask: Tensor | None
@@ -147,9 +152,13 @@ class Cispo:
     low: Coefficient | None = None
 
     def __post_init__(self) -> None:
-        check_coefficient("high", self.high)
-        if isinstance(self.low, float | int) and not 0.0 <= self.low <= 1.0:
-            raise ValueError(f"low must be in [0, 1] or none, got {self.low}")
+        check_coefficient(
+            "high", self.high, allowed=lambda x: x >= 0.0, expected="a number of at least 0"
+        )
+        if self.low is not None:
+            check_coefficient(
+                "low", self.low, allowed=lambda x: 0.0 <= x <= 1.0, expected="in [0, 1] or none"
+            )
 
     def __call__(
         self, log_ratio: Tensor, advantage: Tensor, log_prob: Tensor, mask: Tensor | None
@@ -180,9 +189,12 @@ class SoftGate:
 
     def __post_init__(self) -> None:
         for name in ("tau_positive", "tau_negative"):
-            value = getattr(self, name)
-            if not isinstance(value, Schedule) and not value > 0.0:
-                raise ValueError(f"{name} must be positive, got {value}")
+            check_coefficient(
+                name,
+                getattr(self, name),
+                allowed=lambda x: 0.0 < x < float("inf"),
+                expected="positive and finite",
+            )
 
     def __call__(
         self, log_ratio: Tensor, advantage: Tensor, log_prob: Tensor, mask: Tensor | None
@@ -213,10 +225,7 @@ class GeometricClip:
     high: Coefficient = 0.4
 
     def __post_init__(self) -> None:
-        for name in ("low", "high"):
-            value = getattr(self, name)
-            if not isinstance(value, Schedule) and not value > 0.0:
-                raise ValueError(f"{name} must be positive, got {value}")
+        _check_positive(low=self.low, high=self.high)
 
     def __call__(
         self, log_ratio: Tensor, advantage: Tensor, log_prob: Tensor, mask: Tensor | None

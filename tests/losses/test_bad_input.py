@@ -8,10 +8,12 @@ import torch
 
 import polopt.losses as losses
 from polopt.losses import (
+    AdaptiveKl,
     Advantage,
     Cispo,
     Clip,
     ClipCov,
+    Constant,
     GeometricClip,
     Linear,
     Objective,
@@ -20,6 +22,7 @@ from polopt.losses import (
     Reweight,
     SoftGate,
     ValueTerm,
+    Warmup,
     check_finite,
     dapo,
     gae,
@@ -127,15 +130,38 @@ def test_sequences_need_two_dimensions(objective, message):
         (lambda: Clip(dual=0.5), "dual must be more than one, got 0.5"),
         (lambda: losses.ppo(clip=-0.1), r"low must be in \(0, 1\], got -0.1"),
         (lambda: Cispo(low=2.0), r"low must be in \[0, 1\] or none, got 2.0"),
-        (lambda: SoftGate(tau_negative=0.0), "tau_negative must be positive, got 0.0"),
+        (lambda: SoftGate(tau_negative=0.0), "tau_negative must be positive and finite, got 0.0"),
         (lambda: GeometricClip(low=-1.0), "low must be positive, got -1.0"),
+        (lambda: Clip(low="x"), r"low must be in \(0, 1\], got 'x'"),
+        (lambda: Clip(dual="x"), "dual must be more than one, got 'x'"),
+        (lambda: Clip(high=Linear(start=0.2, end=-1.0, steps=9)), "high .*positive, got -1.0"),
+        (lambda: Clip(low=Warmup(steps=9, then=0.2)), r"low must be in \(0, 1\], got 0.0"),
+        (lambda: Cispo(high=[1]), r"high must be a number of at least 0, got \[1\]"),
+        (lambda: SoftGate(tau_positive=math.inf), "tau_positive .*finite, got inf"),
+        (lambda: Objective(surrogate=Clip), "surrogate must be one such as Clip.., got <class"),
+        (lambda: Objective(surrogate="clip"), "surrogate must be one such as .*got 'clip'"),
+        (lambda: Objective(surrogate=Clip(), corrections=Reweight()), "tuple .*got Reweight"),
+        (lambda: Objective(surrogate=Clip(), corrections=("x",)), r"tuple .*got \('x',\)"),
+        (lambda: Objective(surrogate=Clip(), entropy_coef=math.inf), "entropy_coef .*got inf"),
+        (lambda: Objective(surrogate=Clip(), kl_coef="x"), "kl_coef .*at least 0, got 'x'"),
+        (lambda: Objective(surrogate=Clip(), kl_coef=NAN), "kl_coef .*at least 0, got nan"),
+        (lambda: Constant(value=NAN), "value must be a finite number, got nan"),
+        (lambda: Linear(start="x", end=0.0, steps=9), "start must be a finite number, got 'x'"),
+        (lambda: Warmup(steps=9, then=math.inf), "then must be a finite number, got inf"),
+        (lambda: AdaptiveKl(target=math.inf), "target must be positive and finite, got inf"),
+        (lambda: OffPolicyMask(threshold=NAN), "threshold must not be negative, got nan"),
         (lambda: ClipCov(share=0.0), r"share must be in \(0, 1\], got 0.0"),
         (lambda: ClipCov(cov_low=6.0), "cov_low must be below cov_high, got 6.0 and 5.0"),
         (lambda: Reweight(level="word"), "level must be one of .*got 'word'"),
         (lambda: Reject(high=0.0), "high must be positive, got 0.0"),
         (lambda: Reject(low=3.0), r"low must be in \[0, high\), got low=3.0 high=2.0"),
         (lambda: OffPolicyMask(threshold=-0.1), "threshold must not be negative, got -0.1"),
-        (lambda: ValueTerm(coef=-1.0), "coef must not be negative, got -1.0"),
+        (lambda: ValueTerm(coef=-1.0), "coef must be finite and not negative, got -1.0"),
+        (lambda: losses.a2c(value_coef=NAN), "coef must be finite and not negative, got nan"),
+        (lambda: losses.ppo(gamma=1.5), r"gamma must be in \[0, 1\], got 1.5"),
+        (lambda: losses.kl_ppo(lam=NAN), r"lam must be in \[0, 1\], got nan"),
+        (lambda: losses.reinforce(gamma=-1.0), r"gamma must be in \[0, 1\], got -1.0"),
+        (lambda: losses.reinforce_pp(gamma=1.5), r"gamma must be in \[0, 1\], got 1.5"),
         (lambda: ValueTerm(clip=0.0), "clip must be positive or none, got 0.0"),
         (lambda: ValueTerm(loss="l1"), "loss must be 'mse' or 'huber', got 'l1'"),
         (lambda: Advantage(estimate=gae, settings={"gamma": 1.0}), "gae needs the setting 'lam'"),
@@ -252,3 +278,15 @@ def test_nothing_to_reward():
     assert losses.last_step_reward(torch.ones(2), empty).shape == (2, 0)
     assert losses.drop_truncated(empty, torch.zeros(2, dtype=torch.bool)).shape == (2, 0)
     assert losses.explained_variance(torch.zeros(0), torch.zeros(0)).isnan()
+
+
+def test_a_controller_never_turns_the_penalty_round():
+    controller = AdaptiveKl(value=1.0, target=0.1, horizon=100)
+    controller.observe(0.0, 10_000)
+    assert controller.value == 0.5
+
+
+def test_the_state_of_another_controller_is_refused():
+    algorithm = losses.grpo(kl_coef=AdaptiveKl())
+    with pytest.raises(ValueError, match=r"saved state \['value'\] of .*kl_coef .*AdaptiveKl"):
+        losses.load_states(algorithm, {"objective.kl_coef": {"value": 0.1}})

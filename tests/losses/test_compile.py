@@ -43,9 +43,9 @@ def varied(objective: Objective, factor: float) -> Objective:
 
 def scale(node, factor):
     changes = {
-        f.name: Linear(start=getattr(node, f.name) * factor, end=0.0, steps=1)
+        f.name: Linear(start=value * factor, end=value, steps=1)
         for f in fields(node)
-        if isinstance(getattr(node, f.name), float) and Schedule in get_args(f.type)
+        if isinstance(value := getattr(node, f.name), float) and Schedule in get_args(f.type)
     }
     return replace(node, **changes)
 
