@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from polopt import __version__
 from polopt.launch import bench as bench_cli
+from polopt.launch import evaluate as evaluate_cli
 from polopt.launch.plan import command as plan_cli
 from polopt.launch.result import SPAWNED, Result, rank
 from polopt.launch.verl.command import EPILOG, add_arguments
@@ -84,6 +85,11 @@ def _parser() -> argparse.ArgumentParser:
         nargs="*",
         metavar="NAME [key=value ...]",
         help="a recipe (name or file) or an algorithm, and settings to change in it",
+    )
+    evaluate_cli.add_arguments(
+        command(
+            "eval", "let a trained language model answer held-out problems", evaluate_cli.EPILOG
+        )
     )
     add_arguments(
         command(
@@ -172,6 +178,8 @@ def _command(name: str) -> Callable[..., Result]:
         return lambda args, signals: Result(**plan_cli.plan_command(args))
     if name == "bench":
         return bench_cli.bench
+    if name == "eval":
+        return evaluate_cli.evaluate
     from polopt.launch.show import list_all, show
 
     return show if name == "show" else list_all

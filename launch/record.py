@@ -40,8 +40,11 @@ def read_run(path: Path) -> Record:
     if not (path / "config.yaml").is_file():
         raise ValueError(f"{path} is not a run folder: it has no config.yaml")
     summary = path / "summary.json"
-    names = [p.name for p in (path / "checkpoints").glob("step-*")]
-    numbers = {n.removeprefix("step-").removesuffix(".old") for n in names}
+    folder = path / "checkpoints"
+    numbers = {p.name.removeprefix("step-").removesuffix(".old") for p in folder.glob("step-*")}
+    # TRL's folders, if they were written to the end.
+    whole = folder.glob("checkpoint-*/polopt.json")
+    numbers |= {p.parent.name.removeprefix("checkpoint-") for p in whole}
     sessions = read_json(path / "environment.json").get("sessions")
     if not isinstance(sessions, list):
         raise ValueError(f"{path / 'environment.json'} is damaged: it has no list of sessions")

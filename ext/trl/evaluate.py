@@ -1,5 +1,7 @@
 """Accuracy on held-out problems."""
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +11,7 @@ from torch import nn
 
 from polopt.envs.text import TextTask
 
-__all__ = ["Answers", "answer"]
+__all__ = ["Answers", "answer", "scores"]
 
 
 @dataclass(frozen=True)
@@ -88,3 +90,38 @@ def _prompt(row: Mapping[str, Any], tokenizer: Any) -> str:  # noqa: ANN401
     if isinstance(prompt, str):
         return prompt
     return tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+
+
+def scores(correct: Sequence[Sequence[bool]], answers: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Return what n sampled answers to each of N problems say about a model.
+
+    `mean@n` is the share of correct answers, `pass@k` the chance that at least one of k drawn
+    answers is correct (unbiased, https://arxiv.org/abs/2107.03374), and `majority@n` the share
+    of problems whose most frequent answer is correct. Answers are equal if their stripped texts
+    are; a tie counts as the share of the tied answers that are correct.
+
+    Args:
+        correct: N lists of n flags.
+        answers: N lists of n texts.
+
+    Returns:
+        `mean@n`, `pass@k` for the powers of two below n and for n, and `majority@n`.
+    """
+    n = len(correct[0])
+    hits = [sum(flags) for flags in correct]
+    out = {f"mean@{n}": sum(hits) / (n * len(hits))}
+    for k in [*(2**i for i in range(1, 31) if 2**i < n), n]:
+        missed = [math.comb(n - c, k) / math.comb(n, k) for c in hits]
+        out[f"pass@{k}"] = 1.0 - sum(missed) / len(missed)
+    votes = [_majority(f, texts) for f, texts in zip(correct, answers, strict=True)]
+    out[f"majority@{n}"] = sum(votes) / len(votes)
+    return out
+
+
+def _majority(correct: Sequence[bool], texts: Sequence[str]) -> float:
+    texts = [text.strip() for text in texts]
+    counts = Counter(texts)
+    most = max(counts.values())
+    right = dict(zip(texts, correct, strict=True))
+    tied = [right[text] for text, count in counts.items() if count == most]
+    return sum(tied) / len(tied)

@@ -13,7 +13,7 @@ pytest.importorskip("reasoning_gym")
 from polopt.launch.job import prepare
 from polopt.launch.llm import LlmJob
 from polopt.launch.recipe import RecipeError, load
-from polopt.launch.record import read_metrics
+from polopt.launch.record import read_metrics, read_run
 from polopt.launch.run import Run
 from polopt.launch.train import find_recipe
 
@@ -161,6 +161,7 @@ def test_run_folder(tmp_path, cache, capfd):
     assert {"step", "kind", "prompt", "answer", "completion", "correct"} == set(sample)
     assert (tmp_path / "run" / "learning_curve.svg").read_text().startswith("<svg")
     assert (tmp_path / "run" / "checkpoints" / "checkpoint-4" / "model.safetensors").exists()
+    assert read_run(tmp_path / "run").checkpoints == [4]
     # The model is warmed up once.
     (made,) = cache.iterdir()
     before = made.stat().st_mtime_ns

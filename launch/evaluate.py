@@ -1,0 +1,201 @@
+"""`polopt eval`: how well a language model answers the held-out problems of a task."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polopt.launch.result import Result
+
+if TYPE_CHECKING:
+    from polopt.launch.llm import LlmJob
+
+__all__ = ["EPILOG", "add_arguments", "evaluate"]
+
+EPILOG = """\
+examples:
+  polopt eval runs/arithmetic-dapo-20260131-120000
+  polopt eval runs/arithmetic-dapo-20260131-120000 --checkpoint 200 --samples 16 --json
+  polopt eval runs/arithmetic-dapo-20260131-120000 evaluation.problems=64 task.evaluation_size=64
+  polopt eval Qwen/Qwen3-0.6B --recipe my-recipe.yaml
+
+greedy: accuracy of greedy answers. mean@n: accuracy of n answers sampled at temperature 1 from the
+whole vocabulary. pass@k: the chance that one of k such answers is correct, unbiased. majority@n:
+how often the most frequent of n answers is correct. ±: standard error over the problems.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command to its parser."""
+    parser.add_argument(
+        "arguments",
+        nargs="*",
+        metavar="RUN|MODEL [key=value ...]",
+        help="a run folder, or a folder or hub name of a model; and settings of its recipe",
+    )
+    parser.add_argument("--recipe", metavar="RECIPE", help="whose task a MODEL has to answer")
+    parser.add_argument("--checkpoint", type=int, metavar="STEP", help="of the RUN; the newest")
+    parser.add_argument(
+        "--samples", type=int, default=8, metavar="N", help="answers drawn per problem (8)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws (0)")
+
+
+def evaluate(args: argparse.Namespace, signals: object) -> Result:
+    """Evaluate the model that the command line names.
+
+    Raises:
+        RecipeError: If there is no such model, or its recipe is not that of a text task.
+    """
+    from polopt.launch.recipe import RecipeError
+
+    if not args.arguments or "=" in args.arguments[0]:
+        raise RecipeError("name a run folder or a model first: polopt eval RUN|MODEL")
+    if args.samples < 1:
+        raise RecipeError(f"--samples must be at least 1, got {args.samples}")
+    name, *overrides = args.arguments
+    for word in overrides:
+        if "=" not in word:
+            raise RecipeError(f"{word!r} is not of the form key=value; one model at a time")
+    if (Path(name) / "config.yaml").is_file():
+        job, model = _of_run(Path(name), args, overrides)
+    else:
+        job, model = _of_model(name, args, overrides)
+    content = measure(job, model, samples=args.samples, seed=args.seed)
+    return Result(content=content, text=_table(content))
+
+
+def _of_run(path: Path, args: argparse.Namespace, overrides: list[str]) -> tuple["LlmJob", str]:
+    from polopt.launch.recipe import RecipeError, override
+    from polopt.launch.record import read_run
+
+    if args.recipe is not None:
+        raise RecipeError(f"--recipe goes with a model: {path} is a run and has its own recipe")
+    try:
+        run = read_run(path)
+    except (ValueError, OSError) as error:
+        raise RecipeError(str(error)) from error
+    tree = run.config
+    for word in overrides:
+        override(tree, word)
+    job = _job(tree, path.name)
+    if not run.checkpoints:
+        raise RecipeError(f"{path} has no checkpoint yet")
+    step = run.checkpoints[-1] if args.checkpoint is None else args.checkpoint
+    if step not in run.checkpoints:
+        known = ", ".join(map(str, run.checkpoints))
+        raise RecipeError(f"{path} has no checkpoint of step {step}, it has {known}")
+    return job, str(path / "checkpoints" / f"checkpoint-{step}")
+
+
+def _of_model(name: str, args: argparse.Namespace, overrides: list[str]) -> tuple["LlmJob", str]:
+    from polopt.launch.recipe import RecipeError, load
+    from polopt.launch.train import find_recipe
+
+    if args.checkpoint is not None:
+        raise RecipeError(f"--checkpoint goes with a run: {name} has no config.yaml")
+    if args.recipe is None:
+        raise RecipeError(
+            f"{name} is not a run folder (no config.yaml); for a model say whose task it has to "
+            "answer: --recipe RECIPE"
+        )
+    return _job(load(find_recipe(args.recipe), overrides), Path(args.recipe).stem), name
+
+
+def _job(tree: dict[str, Any], name: str) -> "LlmJob":
+    from polopt.launch.job import prepare
+    from polopt.launch.llm import LlmJob
+    from polopt.launch.recipe import RecipeError
+
+    job = prepare(tree, name=name)
+    if not isinstance(job, LlmJob):
+        raise RecipeError(
+            f"{name} trains a control policy, and polopt eval is for language models: the "
+            "learning curve of a control run is in its folder"
+        )
+    return job
+
+
+def measure(job: "LlmJob", source: str, *, samples: int, seed: int) -> dict[str, Any]:
+    """Return the accuracies of a model on the held-out problems of a job.
+
+    Args:
+        job: Names the task, how many problems, and the longest answer.
+        source: Folder or hub name of the model.
+        samples: Answers drawn per problem.
+        seed: Of the draws.
+
+    Raises:
+        RecipeError: If there is no such model.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    from polopt.ext.trl.evaluate import answer, scores
+    from polopt.launch.recipe import RecipeError
+
+    logging.disable_progress_bar()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
+        model = AutoModelForCausalLM.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        reason = str(error).split("\n")[0]
+        raise RecipeError(f"cannot load a model from {source}: {reason}") from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if torch.cuda.is_available():
+        model = model.cuda()
+    task, rows = job.task, list(job.task.evaluation)[: job.evaluation.problems]
+    length = job.batch.max_length
+    greedy = answer(model, tokenizer, task, rows, sample=False, max_new_tokens=length)
+    drawn = answer(
+        model, tokenizer, task, [row for row in rows for _ in range(samples)],
+        sample=True, max_new_tokens=length, seed=seed,
+    )  # fmt: skip
+    cuts = [slice(i * samples, (i + 1) * samples) for i in range(len(rows))]
+    flags, texts = [drawn.correct[cut] for cut in cuts], [drawn.completions[cut] for cut in cuts]
+
+    def result(index: list[int]) -> dict[str, float]:
+        first = [greedy.correct[i] for i in index]
+        sampled = scores([flags[i] for i in index], [texts[i] for i in index])
+        return {"greedy": sum(first) / len(first), **sampled}
+
+    content: dict[str, Any] = {
+        "model": source,
+        "task": task.name,
+        "problems": len(rows),
+        "samples": samples,
+        **result(list(range(len(rows)))),
+        "standard_error": {
+            "greedy": _error([float(c) for c in greedy.correct]),
+            f"mean@{samples}": _error([sum(f) / samples for f in flags]),
+        },
+    }
+    sources: dict[str, list[int]] = {}
+    for i, row in enumerate(rows):
+        if "data_source" in row:
+            sources.setdefault(str(row["data_source"]), []).append(i)
+    if sources:
+        content["sources"] = {
+            source: {"problems": len(index), **result(index)} for source, index in sources.items()
+        }
+    return content
+
+
+def _error(values: list[float]) -> float:
+    """Return the standard error of the mean, 0 for one value."""
+    from statistics import stdev
+
+    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+
+
+def _table(content: dict[str, Any]) -> str:
+    lines = [f"{content['model']} on {content['task']}: {content['problems']} held-out problems"]
+    for name, value in content.items():
+        if name == "greedy" or "@" in name:
+            error = content["standard_error"].get(name)
+            lines.append(f"  {name:12} {value:.3f}" + (f" ± {error:.3f}" if error else ""))
+    for source, values in content.get("sources", {}).items():
+        numbers = "  ".join(f"{k} {v:.3f}" for k, v in values.items() if k != "problems")
+        lines.append(f"  {source} ({values['problems']}): {numbers}")
+    return "\n".join(lines)
