@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from polopt.launch.plan.architecture import Architecture, from_config, load
-from polopt.launch.recipe import RecipeError
+from polopt.launch.recipe import RecipeError, check_keys
 from polopt.launch.recipe import load as load_recipe
 
 __all__ = ["Source", "from_recipe", "from_script"]
@@ -38,25 +38,31 @@ def from_recipe(path: Path, overrides: Sequence[str]) -> Source:
     Raises:
         RecipeError: If it is no such recipe.
     """
+    from polopt.launch.job import processes
+
     tree = load_recipe(path, overrides)
-    trainer, model = tree.get("trainer"), tree.get("model")
-    if not isinstance(trainer, dict) or not isinstance(model, dict):
+    sections = [tree.get(name) for name in ("trainer", "model", "task")]
+    if not all(isinstance(section, dict) for section in sections):
         raise RecipeError(
-            f"{path.name} trains no language model (sections model and trainer): there is "
+            f"{path.name} trains no language model (sections task, model and trainer): there is "
             "nothing to plan, control tasks need little memory"
         )
+    trainer, model, task = sections
+    check_keys(trainer, _trl_defaults(), "trainer")
     trainer = {**_trl_defaults(), **trainer}
-    world = tree.get("launch", {}).get("processes", 1)
-    accumulation = trainer["gradient_accumulation_steps"] or 1
-    group = trainer["num_generations"] or 8
-    per_device = trainer["per_device_train_batch_size"] or 8
-    generate = trainer["steps_per_generation"] or accumulation
-    rollout = trainer["generation_batch_size"] or per_device * generate * world
-    task = tree.get("task", {})
+
+    def number(key: str, default: int) -> int:
+        return _number(trainer, "trainer", key, default)
+
+    world = processes(tree)
+    accumulation = number("gradient_accumulation_steps", 1)
+    group = number("num_generations", 8)
+    per_device = number("per_device_train_batch_size", 8)
+    generate = number("steps_per_generation", accumulation)
+    rollout = number("generation_batch_size", per_device * generate * world)
+    tensor_parallel = number("vllm_tensor_parallel_size", 1)
     said = []
-    prompt = task.get("max_prompt_length")
-    if prompt is None:
-        prompt = 512
+    if task.get("max_prompt_length") is None:
         said.append("the recipe bounds no prompt: prompt_length=512 is assumed")
     architecture, name = _recipe_model(model)
     tiny = model.get("use") == "tiny_qwen3"
@@ -64,28 +70,35 @@ def from_recipe(path: Path, overrides: Sequence[str]) -> Source:
         "engine": "trl",
         "gpus": world,
         "precision": "fp32" if trainer["bf16"] is False else "mixed" if tiny else "auto",
-        "prompt_length": prompt,
-        "completion_length": trainer["max_completion_length"] or 256,
+        "prompt_length": _number(task, "task", "max_prompt_length", 512),
+        "completion_length": number("max_completion_length", 256),
         "micro_batch": per_device,
         "checkpointing": bool(_checkpointing(trainer)),
         "attention": "eager" if architecture and architecture.model_type == "gemma2" else "sdpa",
         "gradient_sync": "each" if _synced(trainer) else "last",
-        "vllm": (trainer["vllm_mode"] or "colocate") if trainer["use_vllm"] else "none",
-        "vllm_memory": float(trainer["vllm_gpu_memory_utilization"] or 0.3),
+        "vllm": trainer["vllm_mode"] if trainer["use_vllm"] else "none",
+        "vllm_memory": trainer["vllm_gpu_memory_utilization"],
         "vllm_sleep": bool(trainer["vllm_enable_sleep_mode"]),
-        "tensor_parallel": trainer["vllm_tensor_parallel_size"] or 1,
+        "tensor_parallel": tensor_parallel,
         "max_batched_tokens": 4096,  # TRL fixes it for a colocated vLLM
-        "max_sequences": per_device * (trainer["vllm_tensor_parallel_size"] or 1) * generate,
+        "max_sequences": per_device * tensor_parallel * generate,
         "prompts_per_rollout": max(1, rollout // group),
         "num_generations": group,
         "completions_per_step": per_device * accumulation * world,
-        "iterations": trainer["num_iterations"] or 1,
-        "epochs": float(trainer["num_train_epochs"] or 1),
+        "iterations": number("num_iterations", 1),
+        "epochs": trainer["num_train_epochs"],
     }
     settings |= _algorithm(tree.get("algorithm")) | _accelerate(path.parent / "accelerate.yaml")
     if settings["sharding"] == "none" and world > 1:
         said.append("no accelerate.yaml beside the recipe shards the model: DDP is assumed")
     return Source(model=architecture, model_name=name, settings=settings, said=said)
+
+
+def _number(section: Mapping[str, Any], title: str, key: str, default: int) -> int:
+    value = default if section.get(key) is None else section[key]
+    if type(value) is not int or value < 1:
+        raise RecipeError(f"'{title}.{key}' must be a whole number from 1, got {value!r}")
+    return value
 
 
 def _trl_defaults() -> dict[str, Any]:
@@ -110,12 +123,15 @@ def _synced(trainer: Mapping[str, Any]) -> bool:
 
 def _recipe_model(section: Mapping[str, Any]) -> tuple[Architecture | None, str]:
     if section.get("use") == "tiny_qwen3":
-        hidden, heads = section.get("hidden_size", 64), section.get("heads", 4)
+        hidden, heads = (
+            _number(section, "model", key, size)
+            for key, size in (("hidden_size", 64), ("heads", 4))
+        )
         config = {
             "model_type": "qwen3",
             "hidden_size": hidden,
             "intermediate_size": 2 * hidden,
-            "num_hidden_layers": section.get("layers", 2),
+            "num_hidden_layers": _number(section, "model", "layers", 2),
             "num_attention_heads": heads,
             "num_key_value_heads": heads // 2,
             "head_dim": max(16, hidden // heads),
@@ -143,6 +159,10 @@ def _algorithm(section: object) -> dict[str, Any]:
     from polopt.launch.recipe import build
 
     algorithm = build(section, loss_names(), "algorithm")
+    if not hasattr(algorithm, "objective"):
+        raise RecipeError(
+            f"'algorithm' must build an Algorithm, such as dapo, got {type(algorithm).__name__}"
+        )
     return {
         "reference": bool(algorithm.objective.uses_reference),
         "critic": "none" if algorithm.value is None else "separate",
@@ -155,7 +175,7 @@ def _accelerate(path: Path) -> dict[str, Any]:
     tree = load_recipe(path)
     kind = str(tree.get("distributed_type", "NO")).upper()
     if kind == "FSDP":
-        config = tree.get("fsdp_config") or {}
+        config = _mapping(tree, "fsdp_config", path)
         offload = bool(config.get("fsdp_offload_params"))
         found = {
             "sharding": "fsdp",
@@ -166,7 +186,7 @@ def _accelerate(path: Path) -> dict[str, Any]:
             found["checkpointing"] = True
         return found
     if kind == "DEEPSPEED":
-        config = tree.get("deepspeed_config") or {}
+        config = _mapping(tree, "deepspeed_config", path)
         stage = config.get("zero_stage", 2)
         return {
             "sharding": f"zero{stage}" if stage else "none",
@@ -174,6 +194,13 @@ def _accelerate(path: Path) -> dict[str, Any]:
             "optimizer_offload": config.get("offload_optimizer_device", "none") != "none",
         }
     return {"sharding": "none"}
+
+
+def _mapping(tree: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
+    section = tree.get(key) or {}
+    if not isinstance(section, Mapping):
+        raise RecipeError(f"{path.name}: {key!r} must be a mapping of settings, got {section!r}")
+    return section
 
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."

@@ -94,11 +94,12 @@ class Pass:
 
     @property
     def kept(self) -> float:
-        """Activations that all layers keep between forward and backward."""
+        """Activations that all layers keep between forward and backward, and their mask."""
         m = self.model
+        mask = {"flash": 0, "sdpa": 1, "eager": self.compute}[self.attention] * self.length
         if self.checkpointing:
-            return m.layers * self.stored * m.hidden * self.tokens
-        return m.layers * (self.layer_kept + self._cast)
+            return self.tokens * (m.layers * self.stored * m.hidden + mask)
+        return m.layers * (self.layer_kept + self._cast) + self.tokens * mask
 
     @property
     def recomputed(self) -> float:

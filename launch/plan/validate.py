@@ -34,8 +34,9 @@ from trl.trainer.utils import add_fused_lm_head
 
 from polopt.launch.plan.architecture import load
 from polopt.launch.plan.gpus import GIB, find_gpu
-from polopt.launch.plan.phases import ASSUMED, plan
+from polopt.launch.plan.phases import ASSUMED, Builder, plan
 from polopt.launch.plan.setup import Setup
+from polopt.launch.plan.states import gathered
 
 __all__ = ["CASES", "Comparison", "compare", "main"]
 
@@ -83,17 +84,25 @@ CASES = [
 """Model, variant, checkpointing."""
 
 
+NAMES = ("kept", "work", "update", "forward")
+"""What is printed of a comparison, in GiB."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """Planned and tracked bytes of one case.
 
     Attributes:
         parameters: Of the whole model, planned and counted by torch.
+        kept: What is there between forward and backward, states left out.
+        work: Peak of the update phase, states and gradients left out.
         update: Peak of the update phase.
         forward: Peak of the log-prob phase, states left out.
     """
 
     parameters: tuple[float, float]
+    kept: tuple[float, float]
+    work: tuple[float, float]
     update: tuple[float, float]
     forward: tuple[float, float]
 
@@ -130,8 +139,14 @@ def compare(model: str, variant: str, *, checkpointing: bool, layers: int = 3) -
     update, forward = planned.phase("update"), planned.phase("log_probs")
     context = ASSUMED["CUDA context and NCCL"]
     resting = context + forward.parts["weights"] + forward.parts["optimizer"]
+    work = (update.total - resting - update.parts["gradients"]) * GIB
+    passed = Builder(setup).work()
+    kept = passed.kept + passed.head_kept
+    kept += gathered(setup).get("gathered embedding and head", 0.0)
     return Comparison(
         parameters=(setup.model.parameters, tracked["parameters"]),
+        kept=(kept, tracked["kept"]),
+        work=(work, tracked["work"]),
         update=((update.total - context) * GIB, tracked["update"]),
         forward=((forward.total - resting) * GIB, tracked["forward"]),
     )
@@ -215,10 +230,16 @@ def _window(model: Any, setup: Setup) -> dict[str, float]:  # noqa: ANN401
     optimizer.step()
     optimizer.zero_grad()
     memory = tracker(model, optimizer)
+    kept = 0.0
     with memory:
         for _ in range(2):
             memory.reset_mod_stats()
-            forward().backward()
+            before = _total(memory, "current")
+            loss = forward()
+            kept = _total(memory, "current") - before
+            loss.backward()
+            del loss
+        states = _total(memory, "current")
     update = _total(memory, "peak")
     optimizer.zero_grad()
     memory = tracker(model)
@@ -228,6 +249,8 @@ def _window(model: Any, setup: Setup) -> dict[str, float]:  # noqa: ANN401
     parameters = sum(p.numel() for p in model.parameters())
     return {
         "parameters": float(parameters),
+        "kept": kept,
+        "work": update - states,
         "update": update,
         "forward": _total(memory, "peak") - before,
     }
@@ -260,18 +283,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--models", nargs="*", default=None, help="only these")
     chosen = parser.parse_args().models
-    print("| model | variant | checkpointing | update, GiB | error | forward, GiB | error |")
-    print("|---|---|---|---|---|---|---|")
+    print("| model | variant | checkpointing |", " | ".join(f"{n} | error" for n in NAMES), "|")
+    print("|---|---|---|" + "---|---|" * len(NAMES))
     for model, variant, checkpointing in CASES:
         if chosen and model not in chosen:
             continue
         c = compare(model, variant, checkpointing=checkpointing)
-        print(
-            f"| {model} | {variant} | {'on' if checkpointing else 'off'} "
-            f"| {c.update[1] / GIB:.2f} | {c.error('update'):+.1%} "
-            f"| {c.forward[1] / GIB:.2f} | {c.error('forward'):+.1%} |",
-            flush=True,
-        )
+        cells = [f"{getattr(c, n)[1] / GIB:.2f} | {c.error(n):+.1%}" for n in NAMES]
+        switch = "on" if checkpointing else "off"
+        print("|", " | ".join([model, variant, switch, *cells]), "|", flush=True)
 
 
 if __name__ == "__main__":

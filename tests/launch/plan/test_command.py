@@ -160,6 +160,51 @@ def test_deepspeed_is_read(planned, tmp_path, text, sharding, offload):
     assert (s["sharding"], s["optimizer_offload"]) == (sharding, offload)
 
 
+WRONG = ["x", "-1", "0", "1.5", "true", "null", "[1]", "{a: 1}", "1e400", ".nan"]
+KEYS = [
+    "trainer", "model", "task", "algorithm", "launch", "launch.processes", "task.max_prompt_length",
+    "trainer.per_device_train_batch_size", "trainer.num_generations", "trainer.use_vllm",
+    "trainer.steps_per_generation", "trainer.generation_batch_size", "trainer.vllm_mode",
+    "trainer.vllm_gpu_memory_utilization", "trainer.vllm_tensor_parallel_size", "trainer.bf16",
+    "trainer.num_train_epochs", "trainer.accelerator_config", "model.path", "model.use",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_no_value_in_a_recipe_is_a_traceback(run, tmp_path, key):
+    pytest.importorskip("trl")
+    (tmp_path / "mine.yaml").write_text(RECIPE)
+    for value in WRONG:
+        code, out, err = run(tmp_path / "mine.yaml", "--gpu", "H100-80", f"{key}={value}")
+        assert code in (0, 1, 2)
+        if code == 2:
+            assert out == ""
+            assert err.startswith("polopt: ")
+            assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["engine", "gpus", "shards", "vllm_memory", "streaming", "rows"])
+def test_no_value_of_a_setting_is_a_traceback(run, name):
+    for value in WRONG:
+        code, _, err = run("qwen3-8b", "--gpu", "H100-80", f"{name}={value}")
+        assert code in (0, 1, 2)
+        assert err.count("\n") == (code == 2)
+
+
+def test_an_imported_script_can_be_planned(planned, tmp_path, monkeypatch, capsys):
+    """What an import writes is planned as a run of TRL: SDPA, no sequence parallel."""
+    pytest.importorskip("hydra")
+    pytest.importorskip("trl")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.sh").write_text(SCRIPT + MICRO)
+    main(["import-verl", "run.sh", "--set", "data.rows=1000", "--out", "imported"])
+    capsys.readouterr()
+    s = planned("imported/recipe.yaml", "--gpu", "H100-80")["settings"]
+    assert (s["engine"], s["gpus"], s["sharding"], s["gradient_sync"]) == ("trl", 8, "fsdp", "each")
+    assert s["prompts_per_rollout"] * s["num_generations"] == 256 * 8
+    assert s["completions_per_step"] == 64 * 8
+
+
 def test_the_shipped_text_recipe(planned):
     pytest.importorskip("trl")
     assert planned("arithmetic-dapo", "--gpu", "T4")["verdict"] == "fits"

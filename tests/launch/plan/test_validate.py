@@ -9,7 +9,7 @@ pytest.importorskip("trl")
 validate = pytest.importorskip("polopt.launch.plan.validate")
 
 from polopt.launch.plan.gpus import GIB
-from polopt.launch.plan.validate import CASES, FURTHER, MODELS, compare
+from polopt.launch.plan.validate import CASES, FURTHER, MODELS, NAMES, compare
 
 TOLERANCE = 0.05
 DOCS = (Path(__file__).parents[3] / "docs/planner.md").read_text(encoding="utf-8")
@@ -18,8 +18,8 @@ DOCS = (Path(__file__).parents[3] / "docs/planner.md").read_text(encoding="utf-8
 def check(model, variant, *, checkpointing, layers=3):
     found = compare(model, variant, checkpointing=checkpointing, layers=layers)
     assert found.error("parameters") == 0.0
-    assert abs(found.error("update")) < TOLERANCE
-    assert abs(found.error("forward")) < TOLERANCE
+    for name in NAMES:
+        assert abs(found.error(name)) < TOLERANCE, name
     if layers == 3:
         check_documented(model, variant, checkpointing, found)
     return found
@@ -32,11 +32,10 @@ def check_documented(model, variant, checkpointing, found):
     if row is None:
         assert (model, variant, checkpointing) not in CASES
         return
-    update, update_error, forward, forward_error = row[1].split(" | ")
-    assert float(update) == pytest.approx(found.update[1] / GIB, abs=0.01)
-    assert float(forward) == pytest.approx(found.forward[1] / GIB, abs=0.01)
-    assert float(update_error[:-1]) == pytest.approx(100 * found.error("update"), abs=0.1)
-    assert float(forward_error[:-1]) == pytest.approx(100 * found.error("forward"), abs=0.1)
+    cells = row[1].split(" | ")
+    for name, size, error in zip(NAMES, cells[::2], cells[1::2], strict=True):
+        assert float(size) == pytest.approx(getattr(found, name)[1] / GIB, abs=0.01)
+        assert float(error[:-1]) == pytest.approx(100 * found.error(name), abs=0.1)
 
 
 @pytest.mark.parametrize("checkpointing", [True, False])
