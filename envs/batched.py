@@ -17,70 +17,46 @@ except ModuleNotFoundError as error:
         "control environments need TorchRL: pip install 'polopt[torchrl]'", name=error.name
     ) from error
 
-__all__ = ["BatchedEnv"]
+__all__ = ["BatchedEnv", "VectorEnv"]
 
 
-class BatchedEnv(EnvBase):
-    """N copies of a classic-control task, stepped together as tensors.
+class VectorEnv(EnvBase):
+    """N copies of an environment that can be stepped with or without TensorDicts.
 
     A finished episode keeps its final observation in `("next", "observation")`, and
     `terminated` and `truncated` stay apart. Nothing resets by itself: TorchRL's collectors
     reset the rows that are done, and so does `BatchedCollector`.
 
-    Collectors that need no TensorDict per step use `restart` and `advance`.
+    Subclasses implement `restart`, `advance`, `snapshot`, `restore` and `_observe`.
 
-    Args:
-        physics: The task, see `polopt.envs.classic`.
-        num_envs: N.
-        max_steps: Episodes are truncated after so many steps.
-        seed: Of the starting states; None draws one from torch's global generator.
-        device: Where states live.
-
-    Raises:
-        ValueError: If `num_envs` or `max_steps` is below one.
+    Attributes:
+        exact: Whether `restore` goes back into the middle of episodes.
     """
 
-    def __init__(
-        self,
-        physics: Physics,
-        num_envs: int,
-        *,
-        max_steps: int,
-        seed: int | None = None,
-        device: torch.device | str = "cpu",
-    ) -> None:
+    exact = True
+
+    def __init__(self, num_envs: int, *, device: torch.device | str = "cpu") -> None:
         if num_envs < 1:
             raise ValueError(f"num_envs must be at least 1, got {num_envs}")
-        if max_steps < 1:
-            raise ValueError(f"max_steps must be at least 1, got {max_steps}")
         super().__init__(device=torch.device(device), batch_size=torch.Size([num_envs]))
-        self.physics = physics
-        self.max_steps = max_steps
         self._generator = torch.Generator(device=self.device)
-        self._steps = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._restored = False
-        self._make_specs()
-        self.set_seed(int(torch.randint(2**31, ())) if seed is None else seed)
-        self._state = self._draw()
 
-    def _make_specs(self) -> None:
-        n, physics = self.batch_size[0], self.physics
-        low, high = (
-            torch.tensor(bound, device=self.device) for bound in (physics.low, physics.high)
-        )
-        width = len(physics.high)
-        column = torch.Size([n, 1])
+    def _make_specs(self, low: Tensor, high: Tensor, actions: int | tuple[Tensor, Tensor]) -> None:
+        """Make the specs from bounds [O] and a number of actions or their bounds [A]."""
+        n = self.batch_size[0]
+        low, high = (b.to(self.device).expand(n, len(b)) for b in (low, high))
         self.observation_spec = Composite(
-            observation=Bounded(low.expand(n, width), high.expand(n, width), device=self.device),
-            shape=self.batch_size,
+            observation=Bounded(low, high, device=self.device), shape=self.batch_size
         )
-        if isinstance(physics.actions, int):
+        if isinstance(actions, int):
             self.action_spec = Categorical(
-                physics.actions, self.batch_size, device=self.device, dtype=torch.int64
+                actions, self.batch_size, device=self.device, dtype=torch.int64
             )
         else:
-            low, high = physics.actions
-            self.action_spec = Bounded(low, high, column, device=self.device, dtype=torch.float32)
+            low, high = (b.to(self.device).expand(n, len(b)) for b in actions)
+            self.action_spec = Bounded(low, high, device=self.device, dtype=torch.float32)
+        column = torch.Size([n, 1])
         self.reward_spec = Unbounded(column, device=self.device, dtype=torch.float32)
         flag = Binary(1, column, device=self.device, dtype=torch.bool)
         self.done_spec = Composite(
@@ -97,35 +73,22 @@ class BatchedEnv(EnvBase):
         Returns:
             The observations of all rows, [N, O] float32.
         """
-        fresh = self._draw()
-        if mask is None:
-            self._state, self._steps = fresh, torch.zeros_like(self._steps)
-        else:
-            self._state = torch.where(mask.unsqueeze(-1), fresh, self._state)
-            self._steps = self._steps.masked_fill(mask, 0)
-        return self.physics.observe(self._state)
+        raise NotImplementedError
 
     def advance(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Step all rows, without resetting any.
 
         Args:
-            action: [N] int64 where actions are discrete, [N, 1] float where continuous.
+            action: [N] int64 where actions are discrete, [N, A] float where continuous.
 
         Returns:
             Observation [N, O] float32, reward [N] float32, terminated and truncated [N] bool.
         """
-        self._state, reward, terminated = self.physics.step(self._state, action)
-        self._steps = self._steps + 1
-        truncated = self._steps >= self.max_steps
-        return self.physics.observe(self._state), reward.float(), terminated, truncated
+        raise NotImplementedError
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Everything that a later `restore` needs: states, steps taken, random numbers."""
-        return {
-            "state": self._state.clone(),
-            "steps": self._steps.clone(),
-            "generator": self._generator.get_state(),
-        }
+        """Everything that a later `restore` needs."""
+        raise NotImplementedError
 
     def restore(self, snapshot: Mapping[str, Tensor]) -> Tensor:
         """Go back to a snapshot.
@@ -134,7 +97,7 @@ class BatchedEnv(EnvBase):
         nothing and returns the restored observations, so that a stock collector continues.
 
         Args:
-            snapshot: As from `snapshot`. `generator` may be missing: random numbers go on.
+            snapshot: As from `snapshot`.
 
         Returns:
             The observations of all rows, [N, O] float32.
@@ -142,31 +105,16 @@ class BatchedEnv(EnvBase):
         Raises:
             ValueError: If the shapes are not those of this environment.
         """
-        expected = {"state": self._state.shape, "steps": self._steps.shape}
-        for name, shape in expected.items():
-            if snapshot[name].shape != shape:
-                raise ValueError(
-                    f"{name} of the snapshot must have shape {list(shape)}, "
-                    f"got {list(snapshot[name].shape)}"
-                )
-        self._state = snapshot["state"].to(self._state)
-        self._steps = snapshot["steps"].to(self._steps)
-        if "generator" in snapshot:
-            self._generator.set_state(snapshot["generator"])
-        self._restored = True
-        return self.physics.observe(self._state)
+        raise NotImplementedError
 
-    def _draw(self) -> Tensor:
-        shape = (self.batch_size[0], self.physics.state_size)
-        noise = torch.rand(
-            shape, generator=self._generator, dtype=torch.float64, device=self.device
-        )
-        return self.physics.start(noise)
+    def _observe(self) -> Tensor:
+        """The observations of all rows, [N, O] float32."""
+        raise NotImplementedError
 
     def _reset(self, tensordict: TensorDictBase | None = None, **_: Any) -> TensorDictBase:  # noqa: ANN401
         mask = None if tensordict is None else tensordict.get("_reset", None)
         if mask is None and self._restored:
-            observation = self.physics.observe(self._state)
+            observation = self._observe()
         else:
             observation = self.restart(None if mask is None else mask.reshape(-1))
         self._restored = False
@@ -188,3 +136,91 @@ class BatchedEnv(EnvBase):
     def _set_seed(self, seed: int | None) -> None:
         if seed is not None:
             self._generator.manual_seed(seed)
+
+
+class BatchedEnv(VectorEnv):
+    """N copies of a classic-control task, stepped together as tensors.
+
+    Args:
+        physics: The task, see `polopt.envs.classic`.
+        num_envs: N.
+        max_steps: Episodes are truncated after so many steps.
+        seed: Of the starting states; None draws one from torch's global generator.
+        device: Where states live.
+
+    Raises:
+        ValueError: If `num_envs` or `max_steps` is below one.
+    """
+
+    def __init__(
+        self,
+        physics: Physics,
+        num_envs: int,
+        *,
+        max_steps: int,
+        seed: int | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if max_steps < 1:
+            raise ValueError(f"max_steps must be at least 1, got {max_steps}")
+        super().__init__(num_envs, device=device)
+        self.physics = physics
+        self.max_steps = max_steps
+        self._steps = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
+        actions = physics.actions
+        if not isinstance(actions, int):
+            actions = torch.tensor(actions[:1]), torch.tensor(actions[1:])
+        self._make_specs(torch.tensor(physics.low), torch.tensor(physics.high), actions)
+        self.set_seed(int(torch.randint(2**31, ())) if seed is None else seed)
+        self._state = self._draw()
+
+    def restart(self, mask: Tensor | None = None) -> Tensor:
+        """See `VectorEnv`."""
+        fresh = self._draw()
+        if mask is None:
+            self._state, self._steps = fresh, torch.zeros_like(self._steps)
+        else:
+            self._state = torch.where(mask.unsqueeze(-1), fresh, self._state)
+            self._steps = self._steps.masked_fill(mask, 0)
+        return self.physics.observe(self._state)
+
+    def advance(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """See `VectorEnv`."""
+        self._state, reward, terminated = self.physics.step(self._state, action)
+        self._steps = self._steps + 1
+        truncated = self._steps >= self.max_steps
+        return self.physics.observe(self._state), reward.float(), terminated, truncated
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """States, steps taken, random numbers."""
+        return {
+            "state": self._state.clone(),
+            "steps": self._steps.clone(),
+            "generator": self._generator.get_state(),
+        }
+
+    def restore(self, snapshot: Mapping[str, Tensor]) -> Tensor:
+        """See `VectorEnv`; `generator` may be missing: random numbers go on."""
+        expected = {"state": self._state.shape, "steps": self._steps.shape}
+        for name, shape in expected.items():
+            if snapshot[name].shape != shape:
+                raise ValueError(
+                    f"{name} of the snapshot must have shape {list(shape)}, "
+                    f"got {list(snapshot[name].shape)}"
+                )
+        self._state = snapshot["state"].to(self._state)
+        self._steps = snapshot["steps"].to(self._steps)
+        if "generator" in snapshot:
+            self._generator.set_state(snapshot["generator"])
+        self._restored = True
+        return self.physics.observe(self._state)
+
+    def _observe(self) -> Tensor:
+        return self.physics.observe(self._state)
+
+    def _draw(self) -> Tensor:
+        shape = (self.batch_size[0], self.physics.state_size)
+        noise = torch.rand(
+            shape, generator=self._generator, dtype=torch.float64, device=self.device
+        )
+        return self.physics.start(noise)

@@ -71,7 +71,8 @@ class Meter:
             value = float(play(self._env, act).mean())
             torch.set_rng_state(generator)
             self.curve.append((frames, value))
-            self.solved = value >= self.task.bar
+            bar = self.task.bar
+            self.solved = bar is not None and value >= bar
         self._began = time.process_time()
         return over or self.solved
 
@@ -196,7 +197,7 @@ def _cleanrl(name: str, seed: int, frames: int) -> dict[str, Any]:
     import numpy as np
 
     task = TASKS[name]()
-    discrete = isinstance(task.physics.actions, int)
+    discrete = name != "pendulum"
     copies, steps, lr, pieces, epochs, bonus, total = (
         (4, 128, 2.5e-4, 4, 4, 0.01, 500_000)
         if discrete
@@ -216,7 +217,8 @@ def _cleanrl(name: str, seed: int, frames: int) -> dict[str, Any]:
     same = gym.vector.AutoresetMode.SAME_STEP
     envs = gym.vector.SyncVectorEnv([make] * copies, autoreset_mode=same)
     torch.manual_seed(seed)
-    width = len(task.physics.high)
+    observation = torch.as_tensor(envs.reset(seed=seed)[0], dtype=torch.float32)
+    width = observation.shape[-1]
     agent = _Agent(width, envs.single_action_space.n if discrete else 1, discrete=discrete)  # type: ignore[attr-defined]
     optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=1e-5)
 
@@ -231,7 +233,6 @@ def _cleanrl(name: str, seed: int, frames: int) -> dict[str, Any]:
 
     size, done = copies * steps, 0
     meter = Meter(task, seed, frames=min(frames, total))
-    observation = torch.as_tensor(envs.reset(seed=seed)[0], dtype=torch.float32)
     ended = torch.zeros(copies)
     while True:
         optimizer.param_groups[0]["lr"] = lr * (1 - done / total)
@@ -298,7 +299,7 @@ def _torchrl(name: str, seed: int, frames: int) -> dict[str, Any]:
     )
     size, total, epochs, piece = 2048, 1_000_000, 10, 64
     torch.manual_seed(seed)
-    discrete = isinstance(task.physics.actions, int)
+    discrete = name != "pendulum"
     base = GymEnv(task.name, **({"categorical_action_encoding": True} if discrete else {}))
     norm: Any = VecNorm(in_keys=["observation"], decay=0.99999, eps=1e-2)
     env = TransformedEnv(base)
@@ -306,9 +307,9 @@ def _torchrl(name: str, seed: int, frames: int) -> dict[str, Any]:
                       StepCounter(), DoubleToFloat()):  # fmt: skip
         env.append_transform(transform)
     env.set_seed(seed)
+    width = env.observation_spec["observation"].shape[-1]
     net, critic_net = (
-        MLP(in_features=len(task.physics.high), out_features=outputs, num_cells=[64, 64],
-            activation_class=nn.Tanh)
+        MLP(in_features=width, out_features=outputs, num_cells=[64, 64], activation_class=nn.Tanh)
         for outputs in (base.action_spec.space.n if discrete else 1, 1)  # type: ignore[union-attr]
     )  # fmt: skip
     for layer in (*net.modules(), *critic_net.modules()):

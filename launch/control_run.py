@@ -260,6 +260,10 @@ class _Loop:
         moments = {0: part("optimizer")}
         self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
         self.earned = tensors["earned"]
+        if not self.env.exact:  # its episodes begin anew
+            self.earned = torch.zeros_like(self.earned)
+            if self.scaling is not None:
+                self.scaling.running.zero_()
         torch.set_rng_state(tensors["rng"])
         for name in _COUNTERS:
             setattr(self, name, state[name])

@@ -133,9 +133,10 @@ class TargetEntropy(Controller):
     high: float = 1.0
     value: float = 0.0
     metric: str = "entropy"
-    active: bool = field(default=False, init=False)
+    active: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        self.active = False  # set here, so that it is part of the state from the beginning
         _check_positive(target=self.target, step=self.step)
         if not self.low <= self.value <= self.high:
             raise ValueError(

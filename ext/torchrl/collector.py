@@ -8,7 +8,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.modules import ProbabilisticActor
 
-from polopt.envs.batched import BatchedEnv
+from polopt.envs.batched import VectorEnv
 from polopt.envs.guard import check_transitions
 from polopt.ext.torchrl.networks import distribution_of
 
@@ -38,16 +38,16 @@ class BatchedCollector:
 
     def __init__(
         self,
-        create_env_fn: BatchedEnv,
+        create_env_fn: VectorEnv,
         policy: ProbabilisticActor,
         *,
         frames_per_batch: int,
         total_frames: int,
     ) -> None:
         check_transitions(create_env_fn)
-        if not isinstance(create_env_fn, BatchedEnv):
+        if not isinstance(create_env_fn, VectorEnv):
             raise ValueError(
-                f"BatchedCollector steps a BatchedEnv, got a {type(create_env_fn).__name__}: "
+                f"BatchedCollector steps a VectorEnv, got a {type(create_env_fn).__name__}: "
                 "use torchrl.collectors.Collector"
             )
         envs = create_env_fn.batch_size[0]

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from polopt.envs.batched import BatchedEnv
+from polopt.envs.batched import VectorEnv
 
 __all__ = ["greedy_returns", "play"]
 
 
 @torch.no_grad()
-def play(env: BatchedEnv, act: Callable[[Tensor], Tensor]) -> Tensor:
+def play(env: VectorEnv, act: Callable[[Tensor], Tensor]) -> Tensor:
     """Play one episode in each copy of the environment.
 
     Args:
@@ -32,7 +32,7 @@ def play(env: BatchedEnv, act: Callable[[Tensor], Tensor]) -> Tensor:
     return total
 
 
-def greedy_returns(env: BatchedEnv, distribution: Callable[[Tensor], Distribution]) -> Tensor:
+def greedy_returns(env: VectorEnv, distribution: Callable[[Tensor], Distribution]) -> Tensor:
     """Play one episode in each copy of the environment, taking the most likely actions.
 
     Args:
