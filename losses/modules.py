@@ -65,6 +65,20 @@ class PolicyLoss(TensorDictModuleBase):
         value: ValueTerm | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(algorithm, Algorithm | Objective):
+            raise ValueError(
+                f"algorithm must be an Algorithm such as ppo(), or an Objective, got {algorithm!r}"
+            )
+        if actor is not None and not (hasattr(actor, "get_dist") and hasattr(actor, "in_keys")):
+            raise ValueError(
+                "actor must have in_keys and get_dist(tensordict), as a ProbabilisticActor has, "
+                f"got a {type(actor).__name__}"
+            )
+        if critic is not None and not hasattr(critic, "in_keys"):
+            raise ValueError(
+                "critic must be a module for TensorDicts, as a ValueOperator is, "
+                f"got a {type(critic).__name__}"
+            )
         if isinstance(algorithm, Algorithm):
             self.objective = algorithm.objective
             self.value_term = value or algorithm.value

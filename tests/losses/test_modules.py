@@ -86,13 +86,19 @@ def test_denominator_is_one_number():
 
 
 def test_actor_and_critic_have_to_fit():
-    actor = TensorDictModule(torch.nn.Linear(2, 2), in_keys=["x"], out_keys=["logits"])
+    actor = Squashed()
     critic = TensorDictModule(torch.nn.Linear(2, 1), in_keys=["x"], out_keys=["state_value"])
     with pytest.raises(ValueError, match="a critic was given, but the algorithm has no value term"):
         PolicyLoss(dapo(), actor, critic)
     with pytest.raises(ValueError, match="the algorithm trains a critic: give one"):
         PolicyLoss(ppo(), actor)
     assert PolicyLoss(dapo(), actor, critic, value=ValueTerm()).value_term == ValueTerm()
+    with pytest.raises(ValueError, match=r"algorithm must be .* such as ppo\(\), .*got <function"):
+        PolicyLoss(ppo)
+    with pytest.raises(ValueError, match=r"actor must have .*get_dist.*got a TensorDictModule"):
+        PolicyLoss(dapo(), critic)
+    with pytest.raises(ValueError, match=r"critic must be a module for TensorDicts.*got a Linear"):
+        PolicyLoss(ppo(), actor, torch.nn.Linear(2, 1))
 
 
 class Squashed:
