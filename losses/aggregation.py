@@ -140,12 +140,12 @@ def aggregator(
 def _aggregator_of_all(
     like: Tensor, mode: Aggregation, horizon: int | None, denominator: Tensor | None
 ) -> Callable[[Tensor], Tensor]:
+    if mode == "token_mean" and horizon is None and denominator is None and like.numel():
+        return torch.mean  # first: on the control path each check costs as much as an operation
     if mode == "group_token_mean":
         raise ValueError("aggregation 'group_token_mean' needs a mask")
     _check(like, mode, None)
     _check_horizon(mode, horizon)
-    if mode == "token_mean" and denominator is None and like.numel():
-        return torch.mean
     steps = like.shape[-1] if mode == "sequence_mean" else 1
     if denominator is None:
         units = like.numel() if mode == "token_mean" else len(like) * (horizon or 1)

@@ -234,13 +234,14 @@ def policy_loss(
         if objective.kl_reweighted:
             divergence = divergence * log_ratio.exp()
         out["loss_kl"] = number(objective.kl_coef, "kl_coef") * total(divergence)
-    with torch.no_grad():
-        out["clip_fraction"] = total(clipped.to(dtype))
-        if old_log_prob is not None:
-            token_level = objective.ratio == "token"
-            away = log_ratio if token_level else bounded_difference(log_prob, old_log_prob)
-            out["kl_approx"] = total(torch.expm1(away) - away)
-            out["ratio_mean"] = total(log_ratio.exp())
+    out["clip_fraction"] = total(clipped.to(dtype))
+    if old_log_prob is not None:
+        now = log_ratio.detach()
+        away = now
+        if objective.ratio != "token":
+            away = bounded_difference(log_prob.detach(), old_log_prob)
+        out["kl_approx"] = total(torch.expm1(away) - away)
+        out["ratio_mean"] = total(now.exp())
     return out
 
 

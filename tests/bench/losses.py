@@ -2,19 +2,23 @@
 
     OMP_NUM_THREADS=1 taskset -c 0 python tests/bench/losses.py [--compile]
 
-Prints a Markdown table: time (and peak memory) of ours divided by that of the other, forward
-and backward. Below one is faster (smaller) than the other. Times are the least of several
-alternating rounds of CPU time, so that a busy machine does not decide.
+Prints a Markdown table: time and peak memory (of the tensors made in the call) of ours divided
+by those of the other, forward and backward. Below one is faster (smaller) than the other. Times
+are the least of several alternating rounds of CPU time, so that a busy machine does not decide.
 """
 
 import argparse
+import functools
 import time
+import weakref
 from collections import defaultdict
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 from tensordict import TensorDict
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from polopt.losses import dapo, gae, policy_loss, ppo
 from polopt.losses.modules import PolicyLoss
@@ -100,6 +104,26 @@ def trl_loss():
         return trainer._compute_loss(None, inputs)
 
     return loss
+
+
+def torchrl_llm_loss(new, old, advantage, mask, entropy):
+    """TorchRL's `GRPOLoss` with DAPO's bounds, on log-probabilities that are handed in."""
+    from tensordict.nn import TensorDictModuleBase
+    from torchrl.objectives.llm import GRPOLoss
+
+    class Given(TensorDictModuleBase):
+        in_keys = ("tokens",)
+        out_keys = ("log_probs",)
+
+        def get_dist(self, tensordict, **_):
+            return SimpleNamespace(log_prob=lambda action: new, mask=mask)
+
+    loss = GRPOLoss(actor_network=Given(), clip_epsilon=(0.2, 0.28), entropy_bonus=False)
+    keys, data = loss.tensor_keys, TensorDict({}, [len(new)])
+    data.set(keys.action, torch.zeros(new.shape, dtype=torch.long))
+    data.set(keys.sample_log_prob, old)
+    data.set(keys.advantage, advantage[..., None].expand(*new.shape, 1))
+    return lambda: {"loss_objective": loss(data).loss_objective}
 
 
 def torchrl_pair(size=256):
@@ -195,61 +219,82 @@ def least_times(runs, rounds=7, seconds=0.25):
     return best
 
 
+class Live(TorchDispatchMode):
+    """Counts the bytes of the tensors that operations make and that are still alive."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = self.peak = 0
+        self._seen = weakref.WeakSet()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for leaf in pytree.tree_leaves(out):
+            if isinstance(leaf, torch.Tensor):
+                storage = leaf.untyped_storage()
+                if storage not in self._seen:
+                    self._seen.add(storage)
+                    self.bytes += storage.nbytes()
+                    self.peak = max(self.peak, self.bytes)
+                    weakref.finalize(storage, self._free, storage.nbytes())
+        return out
+
+    def _free(self, size):
+        self.bytes -= size
+
+
 def peak_bytes(run):
     """Largest sum of live tensors that one call makes."""
-    from torch.distributed._tools.mem_tracker import MemTracker
-
     run()
-    tracker = MemTracker()
-    with tracker:
+    live = Live()
+    with live:
         run()
-    return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+    return live.peak
+
+
+def cases(compiled):
+    """Work by name; the first of each entry is ours."""
+    control, llm = control_batch(), llm_batch()
+    ppo_objective, dapo_objective = ppo().objective, dapo().objective
+    wrap = functools.partial(torch.compile, dynamic=False) if compiled else lambda f: f
+    loss, hand = wrap(policy_loss), wrap(by_hand)
+    trl = trl_loss()  # never compiled: it reads numbers back, and would compile at each call
+    ours, theirs = torchrl_pair()
+    table = {
+        "control loss, 256": {
+            "ours": backward(lambda: loss(*control, objective=ppo_objective)),
+            "by hand": backward(lambda: hand(*control)),
+        },
+        "PPO loss with actor and critic, 256": {
+            "ours": backward(wrap(ours)),
+            "TorchRL ClipPPOLoss": backward(wrap(theirs)),
+        },
+        "LLM loss, 64×1024": {
+            "ours": backward(lambda: loss(*llm[:4], objective=dapo_objective, entropy=llm[4])),
+            "TRL, eager" if compiled else "TRL": backward(lambda: trl(*llm)),
+            "TorchRL GRPOLoss": backward(wrap(torchrl_llm_loss(*llm))),
+        },
+    }
+    if not compiled:
+        table |= {"GAE, 128×8": gae_runs(8, 128), "GAE, 2048×64": gae_runs(64, 2048)}
+    return table
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--compile", action="store_true", help="also compiled by inductor")
+    parser.add_argument("--compile", action="store_true", help="all of it compiled by inductor")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    control, llm = control_batch(), llm_batch()
-    ppo_objective, dapo_objective = ppo().objective, dapo().objective
-    trl = trl_loss()
-    ours_llm = backward(lambda: policy_loss(*llm[:4], objective=dapo_objective, entropy=llm[4]))
-    trl_llm = backward(lambda: trl(*llm))
-    ours_ppo, torchrl_ppo = map(backward, torchrl_pair())
-    cases = {
-        "control loss, 256": {
-            "ours": backward(lambda: policy_loss(*control, objective=ppo_objective)),
-            "by hand": backward(lambda: by_hand(*control)),
-        },
-        "PPO loss with actor and critic, 256": {
-            "ours": ours_ppo,
-            "TorchRL ClipPPOLoss": torchrl_ppo,
-        },
-        "LLM loss, 64×1024": {"ours": ours_llm, "TRL": trl_llm},
-        "GAE, 128×8": gae_runs(8, 128),
-        "GAE, 2048×64": gae_runs(64, 2048),
-    }
-    if args.compile:
-        compiled = torch.compile(policy_loss, dynamic=False)
-        hand = torch.compile(by_hand, dynamic=False)
-        cases["control loss, 256, compiled"] = {
-            "ours": backward(lambda: compiled(*control, objective=ppo_objective)),
-            "by hand": backward(lambda: hand(*control)),
-        }
-        cases["LLM loss, 64×1024, ours compiled"] = {
-            "ours": backward(lambda: compiled(*llm[:4], objective=dapo_objective, entropy=llm[4])),
-            "TRL eager": trl_llm,
-        }
-    print("| work | ours µs | other | other µs | ours / other |")
-    print("| --- | --- | --- | --- | --- |")
-    for name, runs in cases.items():
+    print("| work | ours µs | other | other µs | time, ours / other | memory, ours / other |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for name, runs in cases(args.compile).items():
         times = least_times(runs)
+        peaks = {} if args.compile else {key: peak_bytes(run) for key, run in runs.items()}
         for other in list(runs)[1:]:
             ratio = times["ours"] / times[other]
-            print(f"| {name} | {times['ours']:.0f} | {other} | {times[other]:.0f} | {ratio:.2f} |")
-    ours, theirs = peak_bytes(ours_llm), peak_bytes(trl_llm)
-    print(f"\npeak memory of the LLM loss: {ours / theirs:.2f} of TRL's ({ours} / {theirs} bytes)")
+            memory = f"{peaks['ours'] / peaks[other]:.2f}" if peaks.get(other) else ""
+            cells = (name, f"{times['ours']:.0f}", other, f"{times[other]:.0f}", f"{ratio:.2f}")
+            print(f"| {' | '.join(cells)} | {memory} |")
 
 
 if __name__ == "__main__":
