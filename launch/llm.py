@@ -212,7 +212,7 @@ def _trainer(
     import torch
     from trl.trainer.grpo_config import GRPOConfig
 
-    from polopt.ext.trl.config import check_algorithm, check_data
+    from polopt.ext.trl.config import check_algorithm, check_data, check_windows
 
     for key, reason in _OWNED.items():
         if key in given:
@@ -268,6 +268,7 @@ def _trainer(
     try:
         check_algorithm(algorithm)
         check_data(config, algorithm, task.train, world)
+        check_windows(config, deepspeed=False, selects=algorithm.objective.selects)
     except ValueError as error:
         raise RecipeError(f"algorithm: {error}") from error
     return trainer, batch

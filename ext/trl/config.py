@@ -94,11 +94,6 @@ def check_algorithm(algorithm: Algorithm) -> None:
         )
     if algorithm.objective.kl == "full":
         raise ValueError("kl='full' needs whole distributions, which TRL does not keep: use 'k3'")
-    if algorithm.objective.selects:
-        raise ValueError(
-            f"{type(algorithm.objective.surrogate).__name__} chooses steps over the whole batch, "
-            "which PolicyTrainer does not support yet: use another surrogate"
-        )
     if algorithm.objective.aggregation == "group_token_mean":
         raise ValueError(
             "aggregation 'group_token_mean' is not supported by PolicyTrainer: use 'token_mean'"
@@ -147,20 +142,22 @@ def check_data(args: GRPOConfig, algorithm: Algorithm, dataset: Any, processes: 
         )
 
 
-def check_windows(args: GRPOConfig, *, deepspeed: bool) -> None:
-    """Refuse optimizer steps that span two generations where their gradient cannot be mended.
+def check_windows(args: GRPOConfig, *, deepspeed: bool, selects: bool = False) -> None:
+    """Refuse optimizer steps that span two generations where all has to be known before.
 
     Args:
         args: TRL's config.
+        selects: Whether the surrogate chooses steps over the whole optimizer step.
         deepspeed: Whether DeepSpeed owns the gradients and steps within its backward.
 
     Raises:
         ValueError: If a count would not be known in time.
     """
     cycle = args.steps_per_generation * args.num_iterations
-    if deepspeed and cycle % args.gradient_accumulation_steps:
+    if (deepspeed or selects) and cycle % args.gradient_accumulation_steps:
+        reason = "DeepSpeed" if deepspeed else "a surrogate that selects over the batch"
         raise ValueError(
-            f"with DeepSpeed, steps_per_generation * num_iterations = {cycle} must be a multiple "
+            f"with {reason}, steps_per_generation * num_iterations = {cycle} must be a multiple "
             f"of gradient_accumulation_steps = {args.gradient_accumulation_steps}"
         )
 

@@ -20,6 +20,7 @@ class Window:
         count: Count of all parts over all ranks, divided by the number of ranks.
         denominator: What the losses are divided by: the count of the first part.
         loss: Sum of the losses so far.
+        selections: One per micro-batch, if the surrogate selects.
     """
 
     def __init__(self) -> None:
@@ -27,6 +28,7 @@ class Window:
         self.count: Tensor | float = 0.0
         self.denominator: Tensor = torch.ones(())
         self.loss: Tensor | float = 0.0
+        self.selections: list[Tensor] = []
         self._shares: dict[str, Tensor | float] = {}
         self._sums: dict[str, Tensor | float] = {}
         self._extremes: dict[str, list[Tensor]] = {}
@@ -84,26 +86,27 @@ def step_metrics(objective: Objective, steps: Mapping[str, Tensor]) -> dict[str,
     Args:
         objective: Without schedules.
         steps: `log_prob`, `action_log_prob`, `entropy`, bool `mask` [B, T], `advantage` [B, 1],
-            and `ref_log_prob` if there is a reference.
+            `ref_log_prob` if there is a reference, `selection` if the surrogate selects.
 
     Returns:
         Sums over the trained steps, and their number `tokens`; the entries of shape [B] are
         means of each sequence (NaN for one without steps), of which an extreme is logged.
     """
     mask, advantage = steps["mask"], steps["advantage"]
+    length = mask.sum(-1)
+    out = {"tokens": length.sum(), "entropy": torch.where(mask, steps["entropy"], 0.0).sum()}
+    if "ref_log_prob" in steps and objective.kl_in == "loss":
+        kl = kl_estimate(steps["log_prob"], steps["ref_log_prob"], objective.kl)
+        out["kl"] = torch.where(mask, kl, 0.0).sum()
+    if "selection" in steps:
+        return {**out, "selected_fraction": (steps["selection"] & mask).sum()}
     clipped = objective.clipped(steps["log_prob"], steps["action_log_prob"], advantage, mask)
     low, high = clipped & (advantage < 0), clipped & (advantage > 0)
-    length = mask.sum(-1)
-    out = {
-        "tokens": length.sum(),
-        "entropy": torch.where(mask, steps["entropy"], 0.0).sum(),
+    return {
+        **out,
         "clip_ratio/low_mean": low.sum(),
         "clip_ratio/high_mean": high.sum(),
         "clip_ratio/region_mean": (low | high).sum(),
         "clip_ratio/low_min": low.sum(-1) / length,
         "clip_ratio/high_max": high.sum(-1) / length,
     }
-    if "ref_log_prob" in steps and objective.kl_in == "loss":
-        kl = kl_estimate(steps["log_prob"], steps["ref_log_prob"], objective.kl)
-        out["kl"] = torch.where(mask, kl, 0.0).sum()
-    return out

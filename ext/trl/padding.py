@@ -24,6 +24,7 @@ _RIGHT = (
     "old_per_token_logps",
     "ref_per_token_logps",
     "sampling_per_token_logps",
+    "select_from",
 )
 _FIXED_ROPE = {"default", "linear", "llama3", "yarn"}  # frequencies do not depend on the length
 

@@ -26,6 +26,7 @@ from polopt.ext.trl.config import (
 from polopt.ext.trl.metrics import Window, step_metrics
 from polopt.ext.trl.padding import Padding
 from polopt.ext.trl.sampling import PromptStream, RefillingTrainer, weighted
+from polopt.ext.trl.selection import select_window
 from polopt.losses import (
     Algorithm,
     drop_truncated,
@@ -106,7 +107,8 @@ class PolicyTrainer(RefillingTrainer):
                 "the model is a mixture of experts with an auxiliary loss, which PolicyTrainer "
                 "does not support: set router_aux_loss_coef of its config to 0"
             )
-        check_windows(self.args, deepspeed=self.is_deepspeed_enabled)
+        selects = algorithm.objective.selects
+        check_windows(self.args, deepspeed=self.is_deepspeed_enabled, selects=selects)
         self.padding = Padding(prompts=False, completions=False)
         if trim_padding:
             unwrapped = self.accelerator.unwrap_model(self.model)
@@ -143,6 +145,8 @@ class PolicyTrainer(RefillingTrainer):
         output["advantages"] = advantage.to(torch.float32)
         if advantage.ndim == 2:  # logged as a mean over the answer
             advantage = (advantage * mask).sum(1) / mask.sum(1).clamp(min=1)
+        if self.algorithm.objective.selects and "old_per_token_logps" not in output:
+            output["select_from"] = self._old(output)
         table = self._logs["advantages"]  # TRL has just put its own there
         for _ in range(min(len(reward), len(table))):
             table.pop()
@@ -184,15 +188,18 @@ class PolicyTrainer(RefillingTrainer):
         objective = resolve(self.algorithm.objective, self.state.global_step)
         if not (objective.uses_reference and objective.kl_in == "reward"):
             return 0.0
-        old = output.get("old_per_token_logps")
-        if old is None:  # TRL skips it where the policy has not moved since
-            with torch.no_grad():
-                old, *_ = self._score(self.model, output, batch_size=self._train_batch_size)
-        kl = kl_estimate(old, output["ref_per_token_logps"], objective.kl)
+        kl = kl_estimate(self._old(output), output["ref_per_token_logps"], objective.kl)
         kl = torch.where(written, kl, 0.0)
         mode = "train" if self.model.training else "eval"
         self._metrics[mode]["kl"].append(self._sum(kl).mean().item())
         return objective.kl_coef * kl
+
+    @torch.no_grad()
+    def _old(self, output: dict[str, Any]) -> Tensor:
+        old = output.get("old_per_token_logps")
+        if old is None:  # TRL skips it where the policy has not moved since
+            old, *_ = self._score(self.model, output, batch_size=self._train_batch_size)
+        return old
 
     def _sum(self, steps: Tensor | float) -> Any:  # noqa: ANN401
         """Return sums over the tokens of the answers of all ranks, float [N]; 0 for 0."""
@@ -230,7 +237,7 @@ class PolicyTrainer(RefillingTrainer):
         inputs = super()._prepare_inputs(generation_batch)
         if not self.model.training:
             self._window = Window()
-            self._window.add(self._count([inputs]))
+            self._open([inputs])
             return inputs
         cycle = self.args.steps_per_generation * self.num_iterations
         into = self._step % cycle
@@ -244,10 +251,16 @@ class PolicyTrainer(RefillingTrainer):
             # The micro-batches of this optimizer step whose completions exist.
             known = min(self.current_gradient_accumulation_steps - self._window.done, cycle - into)
             buffered = self._buffered_inputs
-            self._window.add(
-                self._count([buffered[(into + i) % len(buffered)] for i in range(known)])
-            )
+            self._open([buffered[(into + i) % len(buffered)] for i in range(known)])
         return inputs
+
+    def _open(self, batches: list[dict[str, Any]]) -> None:
+        """Begin the books of these micro-batches, all of a step or as many as are known."""
+        self._window.add(self._count(batches))
+        if self.algorithm.objective.selects:
+            objective = resolve(self.algorithm.objective, self.state.global_step)
+            seed = self.args.seed + self.state.global_step
+            self._window.selections = select_window(batches, objective, self.accelerator, seed)
 
     def _count(self, batches: list[dict[str, Any]]) -> Tensor:
         """Return the count over micro-batches and ranks, per rank: DDP averages over ranks."""
@@ -312,6 +325,8 @@ class PolicyTrainer(RefillingTrainer):
             "mask": inputs["loss_mask"],
             "entropy": entropy,
         }
+        if self._window.selections:
+            steps["selection"] = self._window.selections[self._window.done]
         if "ref_per_token_logps" in inputs:
             steps["ref_log_prob"] = inputs["ref_per_token_logps"]
         entries = TensorDict({**steps, "denominator": self._window.denominator})

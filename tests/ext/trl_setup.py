@@ -101,6 +101,7 @@ class Recorder(PolicyTrainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
+        self.selected = []
         self.parts, self.errors, self.lengths, self.widths = [], [], set(), set()
 
     def _compute_loss(self, model, inputs):
@@ -146,9 +147,13 @@ class Recorder(PolicyTrainer):
             mask.append(torch.nn.functional.pad(trained, space))
             advantage.append(torch.nn.functional.pad(a, space))
             self.lengths.add(len(completion))
+        rest = torch.stack(old), torch.stack(advantage), torch.stack(mask)
+        rule, selection = self.algorithm.objective, None
+        if rule.selects:
+            selection = losses.select_steps(rest[0], *rest, objective=rule)
+            self.selected.append(int(selection.sum()))
         out = losses.policy_loss(
-            torch.stack(new), torch.stack(old), torch.stack(advantage),
-            torch.stack(mask), objective=self.algorithm.objective,
+            torch.stack(new), *rest, objective=rule, selection=selection
         )  # fmt: skip
         out["loss_objective"].backward()
         trained = torch.stack(advantage)[torch.stack(mask)]
@@ -171,7 +176,8 @@ def unequal(completions, **_):
 
 def compare(folder, name, **config):
     """Train a few steps and return the recorder."""
-    trainer = build(Recorder, folder, reward=unequal, algorithm=algorithm(name), config=config)
+    rule = algorithm(name) if isinstance(name, str) else name
+    trainer = build(Recorder, folder, reward=unequal, algorithm=rule, config=config)
     trainer.train()
     return trainer
 
@@ -229,6 +235,14 @@ if __name__ == "__main__":
     mean, std = done.spread  # whitened over the tokens of all ranks
     assert abs(mean) < 1e-5, done.spread
     assert abs(std - 1) < 1e-4, done.spread
+    rule = losses.kl_cov(coef=5.0, share=0.2)
+    done = compare(
+        tempfile.mkdtemp(), rule, per_device_train_batch_size=4, max_steps=4, num_iterations=2,
+        gradient_accumulation_steps=2, steps_per_generation=4, max_completion_length=16,
+    )  # fmt: skip
+    # In the first step of a generation log-ratios are zero up to rounding: no gradient to compare.
+    assert max(done.errors[1:]) < 1e-4, done.errors
+    assert min(done.selected) > 5, done.selected
     for rounds in (8, 1):
         done = refill(tempfile.mkdtemp(), max_rounds=rounds, share=0.7, max_steps=3)
         assert max(done.errors) < 1e-4, (rounds, done.errors)

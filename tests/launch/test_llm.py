@@ -91,6 +91,13 @@ def test_algorithms_with_a_critic_are_refused():
         prepare(recipe, name="test")
 
 
+def test_selections_need_steps_within_a_generation():
+    steps = ("trainer.gradient_accumulation_steps=4", "trainer.steps_per_generation=2")
+    job("algorithm={use: kl_cov}", *steps, "trainer.num_iterations=2")
+    with pytest.raises(RecipeError, match="algorithm: with a surrogate that selects"):
+        job("algorithm={use: kl_cov}", *steps)
+
+
 def test_batches_are_checked_for_all_processes():
     """Half a group a process makes whole groups on two, but refilling needs them in one."""
     small = ("trainer.per_device_train_batch_size=4", "trainer.num_generations=8")
