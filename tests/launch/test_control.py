@@ -236,6 +236,8 @@ def test_a_reward_that_is_not_finite_names_its_environment(tmp_path, monkeypatch
     [
         ("cartpole-ppo", 0, 475),
         ("cartpole-ppo", 1, 475),
+        ("cartpole-a2c", 0, 475),
+        ("cartpole-reinforce", 0, 475),
         ("pendulum-ppo", 0, -300),
         ("acrobot-ppo", 0, -100),
     ],
