@@ -95,11 +95,17 @@ def prepare(tree: dict[str, Any], *, name: str) -> Job:
     with missing_extra(_title(tree, "task")):
         maker = _maker(task)
         try:
-            return maker(tree, name=tree["name"])
+            job = maker(tree, name=tree["name"])
         except RecipeError:
             raise
         except ValueError as error:  # the house's error for wrong input
             raise RecipeError(str(error)) from error
+    if not isinstance(job, Job):
+        raise RecipeError(
+            f"'task': prepare of {type(task).__name__} must return a polopt.launch.job.Job, "
+            f"got {job!r}"
+        )
+    return job
 
 
 def _maker(task: object) -> Callable[..., Job]:

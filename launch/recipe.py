@@ -221,7 +221,9 @@ def call(target: Callable[..., Any], arguments: Mapping[str, Any], path: str = "
     except ImportError as error:
         raise RecipeError(f"{path}: {explain(error)}") from error
     except (ValueError, TypeError) as error:
-        raise RecipeError(f"{path}: {error}") from error
+        raise RecipeError(f"{path}: {str(error) or type(error).__name__}") from error
+    except SystemExit as error:  # a script's main
+        raise RecipeError(f"{path}: {_name(target)} called sys.exit({error.code!r})") from error
 
 
 def complete(tree: object, namespace: Mapping[str, Callable[..., Any]], path: str = "") -> Any:  # noqa: ANN401
@@ -245,7 +247,7 @@ def complete(tree: object, namespace: Mapping[str, Callable[..., Any]], path: st
     return result
 
 
-_MANY = 20  # names that a message may list
+_MANY = 30  # names that a message may list
 _ANY_TYPE = pydantic.ConfigDict(arbitrary_types_allowed=True)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from polopt.launch.job import algorithm_names, prepare
-from polopt.launch.recipe import RecipeError, call, load, nearest, override
+from polopt.launch.job import algorithm_names, loss_names, prepare
+from polopt.launch.recipe import RecipeError, build, call, load, nearest, override
 from polopt.launch.result import Result
 from polopt.launch.signals import Signals
 from polopt.launch.train import find_recipe, flatten, is_file, recipe_names
@@ -74,7 +74,9 @@ def _algorithm(name: str, preset: Callable[..., Any], overrides: list[str]) -> R
     empty = inspect.Parameter.empty
     missing = [p.name for p in parameters if p.default is empty and p.name not in arguments]
     settings = {p.name: "required" if p.default is empty else _value(p.default) for p in parameters}
-    axes = {} if missing else flatten(_value(call(preset, arguments, name)))
+    names = loss_names()
+    built = {k: build(v, names, f"{name}.{k}") for k, v in arguments.items()}
+    axes = {} if missing else flatten(_value(call(preset, built, name)))
     doc = inspect.getdoc(preset) or ""
     content = {"algorithm": name, "settings": settings, "axes": axes, "doc": doc}
     given = ", ".join(k if v == "required" else f"{k}={v!r}" for k, v in settings.items())

@@ -49,6 +49,11 @@ def task(
     return FakeTask(level=level, fault=fault, scale=scale, flag=flag)
 
 
+class Unready:
+    def prepare(self, tree: dict[str, Any], *, name: str) -> None:
+        return None
+
+
 def needs_library(*, name: str = "trl") -> FakeTask:
     raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 

@@ -48,6 +48,10 @@ WRONG = [
         "train fake.yaml 'task={use: fake:needs_library}'",
         r"trl is not installed: pip install 'polopt\[trl\]'",
     ),
+    (
+        "train fake.yaml 'task={use: fake:Unready}'",
+        "prepare of Unready must return a polopt.launch.job.Job, got None",
+    ),
     ("train fake.yaml algorithm.use=fake:nothing", "'algorithm.use': cannot import"),
     ("train fake.yaml algorithm=ppo", "'algorithm' must be a mapping with the entry 'use'"),
     ("train fake.yaml seed=x", "'seed' must be a whole number from 0 .*, got 'x'"),
@@ -218,6 +222,11 @@ def test_a_closed_pipe_is_no_traceback(here):
     )
     os.close(writer)
     assert (done.stderr, done.returncode) == (b"", 0)
+
+
+def test_show_takes_a_schedule(capfd):
+    assert main(["show", "dapo", "high={use: Linear, start: 0.3, end: 0.2, steps: 9}"]) == 0
+    assert "objective.surrogate.high.use" in capfd.readouterr().out
 
 
 # --- runs ---

@@ -259,6 +259,19 @@ def test_a_module_that_fails_when_imported(tmp_path, monkeypatch, text, message)
         build({"use": "fails_at_import:f"}, {}, "x")
 
 
+def test_a_call_that_ends_the_process_or_says_nothing():
+    def ends():
+        raise SystemExit(3)
+
+    def silent():
+        raise ValueError
+
+    with pytest.raises(RecipeError, match=r"^x: ends called sys.exit\(3\)$"):
+        build({"use": "ends"}, {"ends": ends}, "x")
+    with pytest.raises(RecipeError, match=r"^x: ValueError$"):
+        build({"use": "silent"}, {"silent": silent}, "x")
+
+
 def test_of_many_names_the_nearest_are_listed():
     names = [f"name{i}" for i in range(50)]
     assert nearest("q49", names).startswith("expected one of 50 names, the nearest are name49, ")
