@@ -34,7 +34,7 @@ _ZOO = ("collector.use=BatchedCollector", "collector.num_envs=8", "collector.fra
         "update.epochs=20", "update.minibatch_size=256", "algorithm.lam=0.8",
         "algorithm.value_clip=null", "reward_scaling=null",
         "optimizer.lr={use: Linear, start: 1e-3, end: 0.0, steps: 100000}",
-        "algorithm.clip={use: Linear, start: 0.2, end: 0.0, steps: 100000}")  # fmt: skip
+        "algorithm.clip={use: Linear, start: 0.2, end: 1e-6, steps: 100000}")  # fmt: skip
 """What rl-zoo3 gives stable-baselines3 for CartPole, as settings of our recipe."""
 
 

@@ -80,6 +80,18 @@ def test_a_missing_library_is_left_out(tmp_path, capfd, monkeypatch):
     assert "none of the libraries is installed" in error
 
 
+def test_settings_of_the_zoo_fit_our_recipe():
+    from polopt.launch.bench_peers import _ZOO
+    from polopt.launch.job import prepare
+    from polopt.launch.recipe import load
+    from polopt.launch.train import find_recipe
+
+    job = prepare(load(find_recipe("cartpole-ppo"), _ZOO), name="zoo")
+    assert job.arithmetic()["optimizer_steps_per_batch"] == 20
+    assert job.arithmetic()["steps_per_environment_and_batch"] == 32
+    assert job.reward_scaling is None
+
+
 @pytest.mark.slow
 def test_every_library_that_needs_nothing_more(tmp_path, capfd):
     libraries = ["polopt", "polopt-zoo", "cleanrl", "torchrl"]
