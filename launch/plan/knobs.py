@@ -300,7 +300,7 @@ def way_out(current: Plan) -> list[Effect]:
     while current.verdict == "does not fit" and len(taken) < 40:
         helping = [e for e in effects(current) if e.helps and e.plan]
         cheap = [e for e in helping if e.knob.name != "gpus"]
-        worth = [e for e in cheap if e.before - e.after > WORTH * e.plan.setup.gpu.memory]
+        worth = [e for e in cheap if e.before - e.after > WORTH * current.setup.gpu.memory]
         steps = worth or cheap[:1] or helping
         if not steps:
             break

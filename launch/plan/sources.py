@@ -41,8 +41,8 @@ def from_recipe(path: Path, overrides: Sequence[str]) -> Source:
     from polopt.launch.job import processes
 
     tree = load_recipe(path, overrides)
-    sections = [tree.get(name) for name in ("trainer", "model", "task")]
-    if not all(isinstance(section, dict) for section in sections):
+    sections = [s for n in ("trainer", "model", "task") if isinstance(s := tree.get(n), dict)]
+    if len(sections) < 3:
         raise RecipeError(
             f"{path.name} trains no language model (sections task, model and trainer): there is "
             "nothing to plan, control tasks need little memory"

@@ -114,13 +114,14 @@ class Comparison:
 
 def setup_of(model: str, variant: str, *, checkpointing: bool, layers: int) -> Setup:
     """Return the setup of a case, with the model cut to some layers."""
-    settings = VARIANTS.get(variant) or FURTHER[variant]
+    settings: dict[str, Any] = {"micro_batch": 2, "prompt_length": 1024, "completion_length": 1024}
+    settings |= VARIANTS.get(variant) or FURTHER[variant]
     return Setup(
         model=replace(load(model), layers=layers),
         gpu=find_gpu("H200"),
         vllm="none",
         checkpointing=checkpointing,
-        **{"micro_batch": 2, "prompt_length": 1024, "completion_length": 1024} | settings,
+        **settings,
     )
 
 
