@@ -70,7 +70,7 @@ class _Loop:
         self.distribution = distribution_of(self.actor)
         parameters = flatten([*self.actor.parameters(), *self.critic.parameters()])
         self.optimizer = torch.optim.Adam([parameters], lr=0.0, eps=job.optimizer.eps, fused=True)
-        settings = dict(job.algorithm.advantage.settings)
+        settings = resolve(job.algorithm.advantage, 0).settings
         self.scaling = None
         if (scaling := job.reward_scaling) is not None:
             self.scaling = RewardScaling(
@@ -178,6 +178,8 @@ class _Loop:
         _check_batch(batch)
         algorithm = resolve(self.algorithm, frames)
         self.loss.objective, self.loss.value_term = algorithm.objective, algorithm.value
+        for name, value in algorithm.advantage.settings.items():
+            setattr(self.advantage, name, value)
         lr = value_at(self.job.optimizer.lr, frames)
         for group in self.optimizer.param_groups:
             group["lr"] = lr

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from polopt.losses.objective import Objective
+from polopt.losses.schedules import Coefficient, check_coefficient
 
 __all__ = ["Advantage", "Algorithm", "Sampling", "ValueTerm"]
 
@@ -69,15 +70,16 @@ class ValueTerm:
         loss: Squared error (halved) or Huber loss, see `polopt.losses.value_loss`.
     """
 
-    coef: float = 0.5
-    clip: float | None = None
+    coef: Coefficient = 0.5
+    clip: Coefficient | None = None
     loss: Literal["mse", "huber"] = "mse"
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.coef < float("inf"):
-            raise ValueError(f"coef must be finite and not negative, got {self.coef}")
-        if self.clip is not None and not self.clip > 0.0:
-            raise ValueError(f"clip must be positive or none, got {self.clip}")
+        check_coefficient("coef", self.coef)
+        if self.clip is not None:
+            check_coefficient(
+                "clip", self.clip, allowed=lambda x: x > 0.0, expected="positive or none"
+            )
         if self.loss not in ("mse", "huber"):
             raise ValueError(f"loss must be 'mse' or 'huber', got {self.loss!r}")
 

@@ -57,7 +57,7 @@ class AdaptiveKl(Controller):
     samples and a short horizon the formula turns negative. Feed it an estimate that cannot be
     negative (k3): the sign of k1 would turn the step round.
 
-    Source: https://arxiv.org/abs/1909.08593 section 2.2.
+    Source: https://arxiv.org/abs/1909.08593.
 
     Attributes:
         value: First coefficient, positive.
@@ -86,7 +86,7 @@ class TargetKl(Controller):
 
     KL < target / 1.5: β / 2; KL > target·1.5: β·2. Once per policy update, not per minibatch.
 
-    Source: https://arxiv.org/abs/1707.06347 section 4.
+    Source: https://arxiv.org/abs/1707.06347.
 
     Attributes:
         value: First coefficient, positive.
@@ -116,7 +116,7 @@ class TargetEntropy(Controller):
     Raised by `step` while the entropy is below the target, lowered above it, within
     [low, high]; it counts only while the entropy is at or below the target.
 
-    Source: Skywork-OR1, https://arxiv.org/abs/2505.22312 section 4.
+    Source: Skywork-OR1, https://arxiv.org/abs/2505.22312.
 
     Attributes:
         target: Nats per step.

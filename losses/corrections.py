@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from polopt.losses.numerics import MAX_LOG_RATIO
+from polopt.losses.schedules import Coefficient, check_coefficient, number
 
 __all__ = ["Correction", "Level", "OffPolicyMask", "Reject", "RejectDivergent", "Reweight"]
 
@@ -59,8 +60,8 @@ class Reweight:
     """
 
     level: Level = "token"
-    high: float = 2.0
-    low: float | None = None
+    high: Coefficient = 2.0
+    low: Coefficient | None = None
 
     def __post_init__(self) -> None:
         _check_bounds(self.level, self.low, self.high)
@@ -75,7 +76,8 @@ class Reweight:
     ) -> Tensor:
         """See `Correction`."""
         ratio = _log_ratio(old_log_prob, behavior_log_prob, mask, self.level).exp()
-        return ratio.clamp(min=self.low, max=self.high)
+        low = None if self.low is None else number(self.low, "low")
+        return ratio.clamp(min=low, max=number(self.high, "high"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +98,8 @@ class Reject:
     """
 
     level: Level = "token"
-    high: float = 2.0
-    low: float | None = None
+    high: Coefficient = 2.0
+    low: Coefficient | None = None
     weigh: bool = True
 
     def __post_init__(self) -> None:
@@ -113,9 +115,9 @@ class Reject:
     ) -> Tensor:
         """See `Correction`."""
         ratio = _log_ratio(old_log_prob, behavior_log_prob, mask, self.level).exp()
-        kept = ratio <= self.high
+        kept = ratio <= number(self.high, "high")
         if self.low is not None:
-            kept = kept & (ratio >= self.low)
+            kept = kept & (ratio >= number(self.low, "low"))
         return torch.where(kept, ratio if self.weigh else 1.0, 0.0)
 
 
@@ -137,13 +139,12 @@ class RejectDivergent:
             of a sequence, which is dropped as a whole.
     """
 
-    limit: float
+    limit: Coefficient
     kl: Literal["k2", "k3"] = "k3"
     pool: Literal["token", "sum", "mean", "max"] = "mean"
 
     def __post_init__(self) -> None:
-        if not self.limit > 0.0:
-            raise ValueError(f"limit must be positive, got {self.limit}")
+        check_coefficient("limit", self.limit, allowed=_positive, expected="positive")
         if self.kl not in ("k2", "k3"):
             raise ValueError(f"kl must be 'k2' or 'k3', got {self.kl!r}")
         if self.pool not in ("token", "sum", "mean", "max"):
@@ -158,6 +159,8 @@ class RejectDivergent:
         mask: Tensor,
     ) -> Tensor:
         """See `Correction`."""
+        if self.pool != "token":
+            _check_sequences(old_log_prob)
         gap = (old_log_prob - behavior_log_prob).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         step = 0.5 * gap.square() if self.kl == "k2" else torch.expm1(gap) - gap
         if self.pool == "max":
@@ -166,7 +169,7 @@ class RejectDivergent:
             step = step.sum(-1, keepdim=True)
         if self.pool == "mean":
             step = step / mask.sum(-1, keepdim=True).clamp(min=1)
-        return (step <= self.limit).to(gap.dtype)
+        return (step <= number(self.limit, "limit")).to(gap.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,11 +185,10 @@ class OffPolicyMask:
         threshold: In nats per step.
     """
 
-    threshold: float
+    threshold: Coefficient
 
     def __post_init__(self) -> None:
-        if not self.threshold >= 0.0:
-            raise ValueError(f"threshold must not be negative, got {self.threshold}")
+        check_coefficient("threshold", self.threshold)
 
     def __call__(
         self,
@@ -197,24 +199,42 @@ class OffPolicyMask:
         mask: Tensor,
     ) -> Tensor:
         """See `Correction`."""
+        _check_sequences(log_prob)
         length = mask.sum(-1, keepdim=True).clamp(min=1)
         gap = (behavior_log_prob - log_prob).sum(-1, keepdim=True) / length
-        return torch.where((advantage < 0) & (gap > self.threshold), 0.0, 1.0).to(log_prob.dtype)
+        return torch.where(
+            (advantage < 0) & (gap > number(self.threshold, "threshold")), 0.0, 1.0
+        ).to(log_prob.dtype)
 
 
 def _log_ratio(old: Tensor, behavior: Tensor, mask: Tensor, level: Level) -> Tensor:
     log_ratio = old - behavior
     if level != "token":
+        _check_sequences(old)
         log_ratio = log_ratio.sum(-1, keepdim=True)
     if level == "geometric":
         log_ratio = log_ratio / mask.sum(-1, keepdim=True).clamp(min=1)
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
-def _check_bounds(level: Level, low: float | None, high: float) -> None:
+def _check_sequences(steps: Tensor) -> None:
+    if steps.ndim != 2:
+        raise ValueError(
+            "a correction by whole sequences needs steps [B, T], got log_prob "
+            f"{tuple(steps.shape)}: use level 'token'"
+        )
+
+
+def _check_bounds(level: Level, low: Coefficient | None, high: Coefficient) -> None:
     if level not in get_args(Level):
         raise ValueError(f"level must be one of {get_args(Level)}, got {level!r}")
-    if not high > 0.0:
-        raise ValueError(f"high must be positive, got {high}")
-    if low is not None and not 0.0 <= low < high:
+    check_coefficient("high", high, allowed=_positive, expected="positive")
+    if low is not None:
+        check_coefficient("low", low)
+    numbers = isinstance(low, float | int) and isinstance(high, float | int)
+    if numbers and not low < high:  # type: ignore[operator]
         raise ValueError(f"low must be in [0, high), got low={low} high={high}")
+
+
+def _positive(x: float) -> bool:
+    return x > 0.0

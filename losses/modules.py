@@ -10,6 +10,7 @@ from torch import Tensor
 
 from polopt.losses.algorithm import Algorithm, ValueTerm
 from polopt.losses.objective import Objective, policy_loss
+from polopt.losses.schedules import number
 from polopt.losses.values import value_loss
 
 __all__ = ["PolicyLoss"]
@@ -198,7 +199,7 @@ class PolicyLoss(TensorDictModuleBase):
                 old_value,
                 steps(k.value_target, needed=True),  # type: ignore[arg-type]
                 mask,
-                clip=term.clip,
+                clip=None if term.clip is None else number(term.clip, "value_clip"),
                 loss=term.loss,
                 # One denominator is shared, and so the weights must be.
                 aggregation=o.aggregation,
@@ -206,7 +207,7 @@ class PolicyLoss(TensorDictModuleBase):
                 group_tokens=group_tokens,
                 denominator=denominator,
             )
-            critic["loss_critic"] = term.coef * critic["loss_critic"]
+            critic["loss_critic"] = number(term.coef, "value_coef") * critic["loss_critic"]
             out.update(critic)
         return TensorDict(out)  # pyright: ignore[reportArgumentType]
 

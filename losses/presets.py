@@ -34,10 +34,10 @@ def ppo(
     clip_high: Coefficient | None = None,
     dual: Coefficient | None = None,
     entropy_coef: Coefficient = 0.0,
-    value_coef: float = 0.5,
-    value_clip: float | None = None,
+    value_coef: Coefficient = 0.5,
+    value_clip: Coefficient | None = None,
     gamma: float = 0.99,
-    lam: float = 0.95,
+    lam: Coefficient = 0.95,
     whiten: bool = True,
 ) -> Algorithm:
     """PPO with a critic, https://arxiv.org/abs/1707.06347.
@@ -67,9 +67,9 @@ def kl_ppo(
     *,
     coef: Coefficient = 1.0,
     entropy_coef: Coefficient = 0.0,
-    value_coef: float = 0.5,
+    value_coef: Coefficient = 0.5,
     gamma: float = 0.99,
-    lam: float = 0.95,
+    lam: Coefficient = 0.95,
     whiten: bool = True,
 ) -> Algorithm:
     """PPO with a KL penalty instead of the clip, https://arxiv.org/abs/1707.06347.
@@ -92,9 +92,9 @@ def kl_ppo(
 def a2c(
     *,
     entropy_coef: Coefficient = 0.01,
-    value_coef: float = 0.5,
+    value_coef: Coefficient = 0.5,
     gamma: float = 0.99,
-    lam: float = 1.0,
+    lam: Coefficient = 1.0,
     whiten: bool = False,
 ) -> Algorithm:
     """A2C, https://arxiv.org/abs/1602.01783: one on-policy step per batch, with a critic.
@@ -114,7 +114,7 @@ def a2c(
 
 
 def reinforce(
-    *, entropy_coef: Coefficient = 0.0, value_coef: float = 0.5, gamma: float = 0.99
+    *, entropy_coef: Coefficient = 0.0, value_coef: Coefficient = 0.5, gamma: float = 0.99
 ) -> Algorithm:
     """REINFORCE with a learned baseline, https://doi.org/10.1007/BF00992696.
 
@@ -267,7 +267,7 @@ def _grouped(**settings: Any) -> Advantage:  # noqa: ANN401
     return Advantage(estimate=group_advantage, settings=settings)
 
 
-def _gae(*, whiten: bool, **units: float) -> Advantage:
+def _gae(*, whiten: bool, **units: Coefficient) -> Advantage:
     for name, value in units.items():
         check_unit(name, value)
     return Advantage(estimate=gae, settings=units, whiten=whiten)

@@ -86,7 +86,7 @@ def subtract_kl(
 ) -> Tensor:
     """Return token rewards minus the divergence from the reference, without gradient.
 
-    Source: https://arxiv.org/abs/1909.08593 eq. 2.
+    Source: https://arxiv.org/abs/1909.08593.
 
     Args:
         token_reward: float [N, T], for example from `last_step_reward`.

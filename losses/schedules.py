@@ -96,8 +96,8 @@ class Linear(_Ramp):
 class Cosine(_Ramp):
     """From `start` to `end` along half a cosine over `steps`, then `end`.
 
-    end + (start − end)·(1 + cos(π·progress)) / 2. Source: https://arxiv.org/abs/1608.03983
-    eq. 5 without restarts.
+    end + (start − end)·(1 + cos(π·progress)) / 2. Source: https://arxiv.org/abs/1608.03983,
+    without restarts.
     """
 
     def __call__(self, step: float) -> float:

@@ -96,7 +96,7 @@ class Clip:
 
     The min matters: without it a policy that has moved the wrong way is never pulled back.
 
-    Source: https://arxiv.org/abs/1707.06347 eq. 7; https://arxiv.org/abs/2503.14476 eq. 10
+    Source: https://arxiv.org/abs/1707.06347; https://arxiv.org/abs/2503.14476 eq. 10
     (clip-higher); https://arxiv.org/abs/1912.09729 (dual clip).
 
     Attributes:
@@ -252,7 +252,7 @@ class KlPenalty:
     −r·A + coef·KL(π_old ‖ π), the divergence estimated on samples of the old policy by
     r − 1 − log r (never negative). `polopt.losses.controllers.TargetKl` adapts `coef`.
 
-    Source: https://arxiv.org/abs/1707.06347 section 4.
+    Source: https://arxiv.org/abs/1707.06347.
 
     Attributes:
         coef: Weight of the divergence, per nat.

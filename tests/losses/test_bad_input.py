@@ -19,6 +19,7 @@ from polopt.losses import (
     Objective,
     OffPolicyMask,
     Reject,
+    RejectDivergent,
     Reweight,
     SoftGate,
     ValueTerm,
@@ -149,15 +150,15 @@ def test_sequences_need_two_dimensions(objective, message):
         (lambda: Linear(start="x", end=0.0, steps=9), "start must be a finite number, got 'x'"),
         (lambda: Warmup(steps=9, then=math.inf), "then must be a finite number, got inf"),
         (lambda: AdaptiveKl(target=math.inf), "target must be positive and finite, got inf"),
-        (lambda: OffPolicyMask(threshold=NAN), "threshold must not be negative, got nan"),
+        (lambda: OffPolicyMask(threshold=NAN), "threshold must be a finite number of at least 0, got nan"),
         (lambda: ClipCov(share=0.0), r"share must be in \(0, 1\], got 0.0"),
         (lambda: ClipCov(cov_low=6.0), "cov_low must be below cov_high, got 6.0 and 5.0"),
         (lambda: Reweight(level="word"), "level must be one of .*got 'word'"),
         (lambda: Reject(high=0.0), "high must be positive, got 0.0"),
         (lambda: Reject(low=3.0), r"low must be in \[0, high\), got low=3.0 high=2.0"),
-        (lambda: OffPolicyMask(threshold=-0.1), "threshold must not be negative, got -0.1"),
-        (lambda: ValueTerm(coef=-1.0), "coef must be finite and not negative, got -1.0"),
-        (lambda: losses.a2c(value_coef=NAN), "coef must be finite and not negative, got nan"),
+        (lambda: OffPolicyMask(threshold=-0.1), "threshold must be a finite number of at least 0, got -0.1"),
+        (lambda: ValueTerm(coef=-1.0), "coef must be a finite number of at least 0, got -1.0"),
+        (lambda: losses.a2c(value_coef=NAN), "coef must be a finite number of at least 0, got nan"),
         (lambda: losses.ppo(gamma=1.5), r"gamma must be in \[0, 1\], got 1.5"),
         (lambda: losses.kl_ppo(lam=NAN), r"lam must be in \[0, 1\], got nan"),
         (lambda: losses.reinforce(gamma=-1.0), r"gamma must be in \[0, 1\], got -1.0"),
@@ -290,3 +291,26 @@ def test_the_state_of_another_controller_is_refused():
     algorithm = losses.grpo(kl_coef=AdaptiveKl())
     with pytest.raises(ValueError, match=r"saved state \['value'\] of .*kl_coef .*AdaptiveKl"):
         losses.load_states(algorithm, {"objective.kl_coef": {"value": 0.1}})
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Reweight(level="sequence"),
+        Reject(level="geometric"),
+        RejectDivergent(limit=0.1),
+        OffPolicyMask(threshold=0.1),
+    ],
+    ids=lambda rule: type(rule).__name__,
+)
+def test_corrections_by_sequence_need_sequences(rule):
+    """On [B] they would pool over the batch."""
+    step = torch.zeros(4)
+    with pytest.raises(ValueError, match=r"needs steps \[B, T\], got log_prob \(4,\)"):
+        policy_loss(
+            step,
+            step,
+            step,
+            behavior_log_prob=step,
+            objective=Objective(surrogate=Clip(), corrections=(rule,)),
+        )

@@ -8,7 +8,18 @@ from axes import PRESETS, REGULARISERS, draw, objective_of
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
-from polopt.losses import Clip, Objective, ValueTerm, dapo, grpo, policy_loss, ppo, value_loss
+from polopt.losses import (
+    Clip,
+    Linear,
+    Objective,
+    ValueTerm,
+    dapo,
+    grpo,
+    policy_loss,
+    ppo,
+    resolve,
+    value_loss,
+)
 from polopt.losses.modules import PolicyLoss
 
 MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 1, 1], [0, 0, 0, 0]]).bool()
@@ -157,3 +168,13 @@ def test_value_term_shares_the_weights_of_its_denominator(axes):
     for name in ("loss_objective", "loss_critic"):
         total = sum(loss(part)[name] for part in parts)
         torch.testing.assert_close(total, expected[name])
+
+
+def test_coefficients_of_the_critic_may_be_schedules():
+    ramp = Linear(start=1.0, end=0.5, steps=10)
+    algorithm = ppo(value_coef=ramp, value_clip=ramp, lam=ramp)
+    later = resolve(algorithm, 10)
+    assert later.value == ValueTerm(coef=0.5, clip=0.5)
+    assert later.advantage.settings["lam"] == 0.5
+    with pytest.raises(ValueError, match=r"lam must be in \[0, 1\], got 2.0"):
+        ppo(lam=Linear(start=2.0, end=1.0, steps=10))

@@ -74,7 +74,7 @@ EXPLAINED: dict[str, tuple[str, str]] = {
     "coefficient changed before the backward pass": (
         "`KLPENPPOLoss` adapts its coefficient in place during forward, after the loss was "
         "computed: the gradient then belongs to another coefficient than the loss.",
-        "https://arxiv.org/abs/1707.06347 section 4 adapts it after the policy update. Here a "
+        "https://arxiv.org/abs/1707.06347 adapts it after the policy update. Here a "
         "controller does, between updates.",
     ),
     "constants in float32": (
