@@ -60,6 +60,7 @@ def _sequence(dumper: yaml.SafeDumper, items: list[Any]) -> yaml.Node:
 
 
 _TAG = "tag:yaml.org,2002:"
+_MOST = 1_000_000  # entries of a recipe: a short text with anchors can stand for any number
 for _tag, _pattern, _first in (
     ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
     ("int", r"^(?:[-+]?\d[\d_]*|0o[0-7]+|0x[0-9a-fA-F]+)$", "-+0123456789"),
@@ -86,7 +87,10 @@ def parse(text: str) -> Any:  # noqa: ANN401
             message has the line.
     """
     try:
-        return plain(yaml.load(text, _Loader))
+        tree = yaml.load(text, _Loader)
+        if _entries(tree, {}) > _MOST:
+            raise ValueError(f"anchors repeat each other into more than {_MOST} entries")
+        return plain(tree)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark else ""
@@ -99,6 +103,16 @@ def parse(text: str) -> Any:  # noqa: ANN401
 def dump(tree: Mapping[str, Any]) -> str:
     """Return a tree as text that `parse` reads back."""
     return yaml.dump(plain(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _entries(node: Any, known: dict[int, int]) -> int:  # noqa: ANN401
+    """Count entries; parts shared through anchors as often as they stand there."""
+    if not isinstance(node, dict | list):
+        return 1
+    if id(node) not in known:
+        items = node.values() if isinstance(node, dict) else node
+        known[id(node)] = 1 + sum(_entries(i, known) for i in items)
+    return known[id(node)]
 
 
 def plain(node: Any) -> Any:  # noqa: ANN401

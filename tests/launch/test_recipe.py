@@ -157,6 +157,13 @@ def test_wrong_files_and_overrides(tmp_path, text, overrides, message):
         read(tmp_path, text, *overrides)
 
 
+def test_anchors_do_not_multiply_without_end(tmp_path):
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 30)]
+    with pytest.raises(RecipeError, match="anchors repeat each other into more than 1000000"):
+        read(tmp_path, "\n".join(lines))
+
+
 def test_unreadable_files(tmp_path):
     with pytest.raises(RecipeError, match=r"cannot read the recipe .*No such file"):
         load(tmp_path / "none.yaml")
