@@ -1,12 +1,14 @@
 """What `PolicyTrainer` refuses before any work starts."""
 
 import copy
+import math
 from dataclasses import MISSING, fields
 from typing import Any
 
 from trl import GRPOConfig
 
 from polopt.losses import Algorithm
+from polopt.losses.controllers import observe_all
 
 __all__ = [
     "LOSS_FIELDS",
@@ -98,6 +100,12 @@ def check_algorithm(algorithm: Algorithm) -> None:
         raise ValueError(
             "aggregation 'group_token_mean' is not supported by PolicyTrainer: use 'token_mean'"
         )
+    objective = algorithm.objective
+    measured = ["entropy", "clip_fraction", "loss_objective"]
+    measured += ["kl_approx", "ratio_mean"] if objective.ratio != "none" else []
+    measured += ["kl"] if objective.uses_reference else []
+    # Not a number: asks only whether every controller finds its metric.
+    observe_all(algorithm, dict.fromkeys(measured, math.nan), 0)
 
 
 def check_data(args: GRPOConfig, algorithm: Algorithm, dataset: Any, processes: int) -> None:  # noqa: ANN401

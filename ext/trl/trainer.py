@@ -4,6 +4,7 @@ TRL keeps generation, vLLM, rewards, data, checkpoints and launching. What is re
 methods that have been the same since TRL 1.9; `tests/ext/test_trl_contract.py` watches them.
 """
 
+import copy
 import json
 import math
 from collections import Counter
@@ -37,6 +38,7 @@ from polopt.losses import (
     whiten,
 )
 from polopt.losses.advantages import moments_of
+from polopt.losses.controllers import load_states, observe_all, states_of
 from polopt.losses.modules import PolicyLoss
 
 __all__ = ["PolicyTrainer"]
@@ -92,11 +94,13 @@ class PolicyTrainer(RefillingTrainer):
         for name in ("rollout_func", "environment_factory"):
             if refill and kwargs.get(name) is not None:
                 raise ValueError(f"sampling.refill does not work with {name} yet: set it to none")
-        self.algorithm, self.correct_at = algorithm, correct_at
+        self.algorithm = copy.deepcopy(algorithm)  # its controllers change
+        self.correct_at = correct_at
         self.policy_loss = PolicyLoss(resolve(algorithm.objective, 0))
         self._rewards: Tensor | None = None
         self._kept: Tensor | None = None
         self._window = Window()
+        self._measured: dict[str, float] = {}  # metrics of the latest batch, for controllers
         self.generated = 0
         self.refilled: Counter[str] = Counter()
         self._reported: Counter[str] = Counter()
@@ -191,7 +195,10 @@ class PolicyTrainer(RefillingTrainer):
         kl = kl_estimate(self._old(output), output["ref_per_token_logps"], objective.kl)
         kl = torch.where(written, kl, 0.0)
         mode = "train" if self.model.training else "eval"
-        self._metrics[mode]["kl"].append(self._sum(kl).mean().item())
+        mean = self._sum(kl).mean().item()
+        self._metrics[mode]["kl"].append(mean)
+        if mode == "train":
+            self._measured = {"kl": mean}
         return objective.kl_coef * kl
 
     @torch.no_grad()
@@ -339,8 +346,12 @@ class PolicyTrainer(RefillingTrainer):
         return torch.stack([v for k, v in out.items() if k.startswith("loss_")]).sum()
 
     def _close(self, mode: str) -> None:
-        for name, value in self._window.means(self.accelerator).items():
+        means = self._window.means(self.accelerator)
+        for name, value in means.items():
             self._metrics[mode][name].append(value)
+        if mode == "train":
+            answers = self._window.done * self._train_batch_size * self.accelerator.num_processes
+            observe_all(self.algorithm, {**self._measured, **means}, answers)
         self._window = Window()
 
     # --- checkpoints ---------------------------------------------------------
@@ -356,6 +367,7 @@ class PolicyTrainer(RefillingTrainer):
                 "generated": self.generated,
                 "refilled": dict(self.refilled),
                 "exact": self._step % cycle == 0,
+                "controllers": states_of(self.algorithm),
             }
             (folder / _STATE).write_text(json.dumps(state))
 
@@ -365,7 +377,7 @@ class PolicyTrainer(RefillingTrainer):
             self.restore(Path(checkpoint))
 
     def restore(self, checkpoint: Path) -> None:
-        """Take over the counts and the position in the prompts from a checkpoint.
+        """Take over counts, controllers and the position in the prompts from a checkpoint.
 
         `train(resume_from_checkpoint=…)` does it.
         """
@@ -375,6 +387,7 @@ class PolicyTrainer(RefillingTrainer):
         self.generated = state["generated"]
         self.refilled = Counter(state["refilled"])
         self._reported = Counter(self.refilled)
+        load_states(self.algorithm, state["controllers"])
         if not state["exact"]:
             logger.warning(
                 "%s was written between two generations: the run goes on with fresh completions, "
