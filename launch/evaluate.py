@@ -137,7 +137,7 @@ def measure(job: "LlmJob", source: str, *, samples: int, seed: int) -> dict[str,
     logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
-        model = AutoModelForCausalLM.from_pretrained(source)
+        model: Any = AutoModelForCausalLM.from_pretrained(source)
     except (OSError, ValueError) as error:
         reason = str(error).split("\n")[0]
         raise RecipeError(f"cannot load a model from {source}: {reason}") from error
