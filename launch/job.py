@@ -36,6 +36,9 @@ COMMON = ("name", "project", "seed", "launch", "task", "algorithm")
 class Job(Protocol):
     """A checked recipe, ready to run. Building one writes nothing.
 
+    It may have a method `check_here()`, called before a run folder is made but not for a dry
+    run, that refuses what the machine lacks (a library, a folder).
+
     Attributes:
         name: Names the run folder.
         tree: The resolved recipe, with the defaults that the job filled in; YAML can hold it.

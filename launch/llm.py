@@ -1,7 +1,10 @@
 """The job of a text task: a language model trained by TRL with an algorithm of polopt."""
 
+import importlib.util
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from polopt.envs.text import TextTask
@@ -101,6 +104,39 @@ class LlmJob:
             RecipeError: If TRL refuses a field, or one belongs to the algorithm.
         """
         return _config(self.tree["trainer"], **owned)
+
+    def check_here(self) -> None:
+        """Refuse what this machine lacks.
+
+        Raises:
+            RecipeError: If a library or a folder is missing.
+        """
+        from transformers.integrations import get_available_reporting_integrations
+
+        from polopt.ext.trl.models import Pretrained, cache_folder
+
+        trainer = self.tree["trainer"]
+        if trainer.get("use_vllm") and importlib.util.find_spec("vllm") is None:
+            raise RecipeError("'trainer.use_vllm' needs vLLM: pip install 'polopt[vllm]'")
+        trackers = trainer["report_to"]
+        trackers = {trackers} if isinstance(trackers, str) else {*trackers}
+        missing = sorted(trackers - {"none", "all", *get_available_reporting_integrations()})
+        if missing:
+            raise RecipeError(
+                f"'trainer.report_to' names {missing[0]!r}, which is not installed: pip install "
+                f"{missing[0]}, or leave it out"
+            )
+        if isinstance(self.model, Pretrained):
+            if self.model.path.startswith(("/", ".", "~")) and not Path(self.model.path).is_dir():
+                raise RecipeError(f"'model.path' {self.model.path!r} is not a folder")
+            return
+        try:
+            cache_folder().mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RecipeError(
+                f"the cache folder {cache_folder()} cannot be made ({error.strerror}): set "
+                "POLOPT_CACHE to a folder that can be written"
+            ) from error
 
     def train(self, run: "Run") -> dict[str, Any]:
         """See `Job`."""
@@ -260,6 +296,12 @@ def _trainer(
         max_length=number("max_completion_length", 512),
     )
     batch.check(world)
+    weights = trainer.get("reward_weights")
+    if weights is not None and len(weights) != len(task.rewards):
+        raise RecipeError(
+            f"'trainer.reward_weights' must have one number for each of the task's "
+            f"{len(task.rewards)} rewards, got {weights}"
+        )
     config = _config({**trainer, "per_device_train_batch_size": per_device * world}, seed=seed)
     trainer.setdefault("save_strategy", "steps")
     # Only between generations a checkpoint resumes exactly.
@@ -289,8 +331,30 @@ def _config(trainer: Mapping[str, Any], **owned: Any) -> "GRPOConfig":  # noqa: 
         **{key: value for key, value in trainer.items() if key != "trim_padding"},
     }
     config = call(GRPOConfig, values, "trainer")
+    _check_ranges(config)
     try:
         check_config(config)
     except ValueError as error:
         raise RecipeError(str(error)) from error
     return config
+
+
+def _check_ranges(config: "GRPOConfig") -> None:
+    """Refuse numbers that TRL takes and then fails on, or silently trains nothing with.
+
+    Raises:
+        RecipeError: With the field, its value and what it may be.
+    """
+    least_zero = {"learning_rate", "weight_decay", "max_grad_norm", "warmup_steps"}
+    positive = {"temperature", "top_p", "num_train_epochs", "save_steps", "logging_steps"}
+    for key in (*least_zero, *positive):
+        value = getattr(config, key)
+        if not isinstance(value, int | float):
+            continue
+        if not math.isfinite(value) or value < 0 or (key in positive and value == 0):
+            wanted = "positive" if key in positive else "at least 0"
+            raise RecipeError(f"'trainer.{key}' must be finite and {wanted}, got {value}")
+    if config.top_p > 1:
+        raise RecipeError(f"'trainer.top_p' must be in (0, 1], got {config.top_p}")
+    if config.max_steps < 1 and config.max_steps != -1:
+        raise RecipeError(f"'trainer.max_steps' must be at least 1, got {config.max_steps}")

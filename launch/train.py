@@ -77,6 +77,8 @@ def train(args: argparse.Namespace, signals: Signals) -> Result:
         _same(job.tree, kept, resume)
     if args.dry_run:
         return _plan(args, job)
+    if (check := getattr(job, "check_here", None)) is not None:
+        check()
     if job.processes > 1 and "WORLD_SIZE" not in os.environ:
         return _spawn(args, job, resume)
     run = _open(job, resume, Path(args.runs), signals)

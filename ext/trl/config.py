@@ -84,6 +84,8 @@ def check_algorithm(algorithm: Algorithm) -> None:
     Raises:
         ValueError: If it trains a critic, or a part needs inputs that are not there.
     """
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(f"algorithm must be an Algorithm such as dapo(), got {algorithm!r}")
     if algorithm.value is not None:
         raise ValueError(
             "the algorithm trains a critic (value is set), which PolicyTrainer does not: use a "
@@ -118,8 +120,8 @@ def check_data(args: GRPOConfig, algorithm: Algorithm, dataset: Any, processes: 
         processes: Number of ranks.
 
     Raises:
-        ValueError: If the data has images, refilling needs what is not there, or the slope of
-            the soft punishment does not fit the longest answer.
+        ValueError: If the data has images or too few rows, refilling needs what is not there,
+            or the slope of the soft punishment does not fit the longest answer.
     """
     columns = set(getattr(dataset, "column_names", None) or ())
     images = columns & {"image", "images"}
@@ -133,6 +135,14 @@ def check_data(args: GRPOConfig, algorithm: Algorithm, dataset: Any, processes: 
         raise ValueError(
             f"sampling.overlong_cache={cache} must be at most "
             f"max_completion_length={args.max_completion_length}"
+        )
+    prompts = args.generation_batch_size // args.num_generations
+    if hasattr(dataset, "__len__") and len(dataset) < prompts:
+        # TRL drops incomplete batches: it would train for zero steps and say that it is done.
+        raise ValueError(
+            f"the training data has {len(dataset)} rows, and one generation takes {prompts} "
+            f"prompts (generation_batch_size={args.generation_batch_size} / "
+            f"num_generations={args.num_generations}): use more data or a smaller batch"
         )
     if algorithm.sampling.refill is None:
         return

@@ -30,6 +30,7 @@ from polopt.ext.trl.sampling import PromptStream, RefillingTrainer, weighted
 from polopt.ext.trl.selection import select_window
 from polopt.losses import (
     Algorithm,
+    check_finite,
     drop_truncated,
     kl_estimate,
     last_step_reward,
@@ -90,6 +91,12 @@ class PolicyTrainer(RefillingTrainer):
         args = GRPOConfig("polopt-output") if args is None else args
         check_config(args)
         check_data(args, algorithm, kwargs.get("train_dataset"), args.world_size)
+        named = isinstance(model, str) or getattr(model.config, "_name_or_path", "")
+        if algorithm.objective.uses_reference and not named:
+            raise ValueError(
+                "the algorithm has a divergence from a reference model (kl_coef), which TRL loads "
+                "by name: give the model as a folder or hub name, or set kl_coef to 0"
+            )
         refill = algorithm.sampling.refill is not None
         for name in ("rollout_func", "environment_factory"):
             if refill and kwargs.get(name) is not None:
@@ -147,6 +154,7 @@ class PolicyTrainer(RefillingTrainer):
             moments = self.accelerator.reduce(local_moments, "sum").unbind()
             advantage = whiten(advantage, mask, moments=moments)  # type: ignore[arg-type]
         output["advantages"] = advantage.to(torch.float32)
+        check_finite(advantages=output["advantages"])
         if advantage.ndim == 2:  # logged as a mean over the answer
             advantage = (advantage * mask).sum(1) / mask.sum(1).clamp(min=1)
         if self.algorithm.objective.selects and "old_per_token_logps" not in output:

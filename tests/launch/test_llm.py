@@ -65,6 +65,12 @@ def execute(job, path):
         ("trainer.generation_batch_size=100", "must be a multiple of per_device"),
         ("launch.processes=3 ", "generation batch of 384|multiple"),
         ("trainer.trim_padding=3", "'trainer.trim_padding' must be true or false, got 3"),
+        ("trainer.learning_rate=.nan", "'trainer.learning_rate' must be finite .*, got nan"),
+        ("trainer.temperature=0", "'trainer.temperature' must be finite and positive, got 0"),
+        ("trainer.top_p=2", r"'trainer.top_p' must be in \(0, 1\], got 2"),
+        ("trainer.max_steps=0", "'trainer.max_steps' must be at least 1, got 0"),
+        ("trainer.reward_weights=[1,2]", r"one number for each of the task's 1 rewards, got"),
+        ("task.train_size=1", "the training data has 1 rows, and one generation takes 16 prompts"),
         ("evaluation.every=0", "every must be at least 1 or none, got 0"),
         ("evaluation.evry=5", "unknown key 'evaluation.evry', did you mean 'every'"),
         ("task.train_size=90000", "train_size=90000, but arithmetic"),
@@ -83,6 +89,34 @@ def test_wrong_recipes_are_one_sentence(setting, message):
     with pytest.raises(RecipeError, match=message) as caught:
         job(*overrides)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["trainer.use_vllm=true"], r"'trainer.use_vllm' needs vLLM: pip install 'polopt\[vllm\]'"),
+        (
+            ["trainer.report_to=clearml"],
+            "'trainer.report_to' names 'clearml', which is not installed",
+        ),
+        (["model={use: pretrained, path: /none}"], "'model.path' '/none' is not a folder"),
+    ],
+)
+def test_what_the_machine_lacks_is_said_before_a_run_but_not_in_a_plan(
+    monkeypatch, settings, message
+):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    planned = job(*settings)
+    assert planned.arithmetic()
+    with pytest.raises(RecipeError, match=message):
+        planned.check_here()
+
+
+def test_a_cache_that_cannot_be_written_is_found_before_the_warm_up(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("POLOPT_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(RecipeError, match=r"cannot be made .*: set POLOPT_CACHE to a folder"):
+        job().check_here()
 
 
 def test_algorithms_with_a_critic_are_refused():
