@@ -84,6 +84,10 @@ def test_command_works(command, tmp_path, monkeypatch):
         arguments[-1] = "missing"
         assert main(arguments) == 2
         return
+    if arguments[-1] == "--help":
+        with pytest.raises(SystemExit, match="^0$"):
+            main(arguments)
+        return
     if arguments[0] == "eval":  # a run that is there: tests/launch/test_evaluate.py
         assert main(arguments) == 2
         return
