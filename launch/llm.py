@@ -111,7 +111,9 @@ class LlmJob:
         Raises:
             RecipeError: If a library or a folder is missing.
         """
-        from transformers.integrations import get_available_reporting_integrations
+        from transformers.integrations.integration_utils import (
+            get_available_reporting_integrations,
+        )
 
         from polopt.ext.trl.models import Pretrained, cache_folder
 

@@ -5,10 +5,11 @@
       environment.json    versions, machine, command line, git revision, for each start
       metrics.jsonl       one JSON object a line: format, step, time, cpu, and the metrics
       events.out.tfevents…  the same for TensorBoard
-      checkpoints/step-N/ safetensors and JSON
+      checkpoints/step-N/ safetensors and JSON (text tasks: TRL's own checkpoint-N)
       summary.json        how it ended
 
-Every file carries a format version. Nothing is pickled, and no folder is ever overwritten.
+Every file of ours carries a format version. Nothing is pickled (TRL's checkpoints hold torch files,
+which are read with `weights_only`), and no folder is ever overwritten.
 """
 
 import fcntl

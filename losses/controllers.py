@@ -113,7 +113,7 @@ class TargetKl(Controller):
 class TargetEntropy(Controller):
     """A coefficient of the entropy bonus that acts while the entropy is below a target.
 
-    Raised by `step` while the entropy is below the target, lowered above it, within
+    Raised by `step` while the entropy is at or below the target, lowered above it, within
     [low, high]; it counts only while the entropy is at or below the target.
 
     Source: Skywork-OR1, https://arxiv.org/abs/2505.22312.
@@ -146,7 +146,7 @@ class TargetEntropy(Controller):
     def observe(self, measured: float, samples: int) -> None:
         """See `Controller`."""
         self.active = measured <= self.target
-        change = self.step if measured < self.target else -self.step
+        change = self.step if self.active else -self.step
         self.value = min(max(self.value + change, self.low), self.high)
 
     def ends(self) -> tuple[float, ...]:

@@ -39,8 +39,9 @@ class ClipCov:
     """Clip-Cov: tokens of high covariance, drawn at random, lose their gradient.
 
     ⌊share·N⌋ of the N tokens of the batch, at least one, drawn uniformly from those whose
-    covariance lies within (cov_low, cov_high) and which PPO's clip leaves alone. Their loss is
-    zero; they stay in the count.
+    covariance lies within (cov_low, cov_high) and which PPO's clip leaves alone (the paper says
+    neither "at least one" nor the latter; the authors' code in verl does). Their loss is zero;
+    they stay in the count.
 
     Attributes:
         low: As in `Clip`; the authors run 1, that is no bound from below.

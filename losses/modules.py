@@ -55,6 +55,7 @@ class PolicyLoss(TensorDictModuleBase):
         mask: NestedKey = "mask"
         selection: NestedKey = "selection"
         group_tokens: NestedKey = "group_tokens"
+        kl: NestedKey = "kl"
         denominator: NestedKey = "denominator"
 
     def __init__(
@@ -131,7 +132,7 @@ class PolicyLoss(TensorDictModuleBase):
         if o.uses_entropy:
             written.append("loss_entropy")
         if o.uses_reference and o.kl_in == "loss":
-            read.append(k.ref_log_prob)
+            read.append(k.kl if o.kl == "full" else k.ref_log_prob)
             written += ["loss_kl", "kl"]
         if self.value_term is not None:
             read.append(k.value_target)
@@ -172,6 +173,7 @@ class PolicyLoss(TensorDictModuleBase):
         group_tokens = None
         if o.aggregation == "group_token_mean":
             group_tokens = _required(tensordict, k.group_tokens)
+        divergence = o.uses_reference and o.kl_in == "loss"
         advantage = steps(k.advantage, needed=True)
         out = policy_loss(
             log_prob,
@@ -181,7 +183,8 @@ class PolicyLoss(TensorDictModuleBase):
             objective=o,
             denominator=denominator,
             behavior_log_prob=steps(k.behavior_log_prob, needed=bool(o.corrections)),
-            ref_log_prob=steps(k.ref_log_prob, needed=o.uses_reference and o.kl_in == "loss"),
+            ref_log_prob=steps(k.ref_log_prob, needed=divergence and o.kl != "full"),
+            kl=steps(k.kl, needed=True) if divergence and o.kl == "full" else None,
             entropy=entropy,
             selection=steps(k.selection, needed=False) if o.selects else None,
             group_tokens=group_tokens,

@@ -74,6 +74,8 @@ class Objective:
                 )
         if self.kl_in not in ("loss", "reward"):
             raise ValueError(f"kl_in must be 'loss' or 'reward', got {self.kl_in!r}")
+        if self.kl == "full" and self.kl_in == "reward":
+            raise ValueError("kl 'full' is for the loss: rewards take an estimate such as 'k1'")
         check_coefficient(
             "entropy_coef", self.entropy_coef, allowed=math.isfinite, expected="a finite number"
         )
@@ -155,7 +157,7 @@ def policy_loss(
         advantage: Same shape, or [B, 1].
         mask: bool, same shape, true at trained steps. Fixed before the loss: rules that drop
             steps do so through the surrogate or a correction and leave the count alone.
-            None: every step, without mask arithmetic.
+            None: every step, without mask arithmetic; log-probabilities must be finite then.
         objective: The point on the axes, without schedules (see `schedules.resolve`).
         denominator: Scalar, the count the sum is divided by. None means the count of this
             batch, right on one process without accumulation.
@@ -169,7 +171,7 @@ def policy_loss(
 
     Returns:
         `loss_objective`, and `loss_entropy` and `loss_kl` where they apply; metrics:
-        `clip_fraction` (steps whose gradient the surrogate cut), `kl_approx` (old to new,
+        `clip_fraction` (steps that the surrogate bounded), `kl_approx` (old to new,
         k3, nats), `ratio_mean`, and where given `entropy`, `kl` (to the reference) and
         `correction_mean`.
 

@@ -100,7 +100,8 @@ def reinforce_pp(
 
     Args:
         clip: The ratio is clipped to 1 ± clip.
-        kl_coef: Weight of k1 from the reference, subtracted from the token rewards.
+        kl_coef: Weight of k1 from the reference, subtracted from the token rewards; verl's
+            default.
         gamma: Discount per token.
     """
     check_unit("gamma", gamma)
@@ -122,7 +123,7 @@ def reinforce_pp_baseline(*, clip: Coefficient = 0.2, kl_coef: Coefficient = 0.0
 
     Args:
         clip: The ratio is clipped to 1 ± clip.
-        kl_coef: Weight of k2 from the reference, in the loss.
+        kl_coef: Weight of k2 from the reference, in the loss; verl's default.
     """
     return Algorithm(
         objective=Objective(surrogate=Clip(low=clip, high=clip), kl_coef=kl_coef, kl="k2"),

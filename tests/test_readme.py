@@ -85,7 +85,7 @@ def test_command_works(command, tmp_path, monkeypatch):
         assert main(arguments) == 2
         return
     if arguments[-1] == "--help":
-        with pytest.raises(SystemExit, match="^0$"):
+        with pytest.raises(SystemExit, match=r"^0$"):
             main(arguments)
         return
     if arguments[0] == "eval":  # a run that is there: tests/launch/test_evaluate.py

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.utils import logging
 from trl import GRPOTrainer
 
-from polopt.losses import Algorithm, informative
+from polopt.losses import Algorithm, combine_rewards, informative
 
 __all__ = ["PromptStream", "RefillingTrainer", "Rollout", "weighted"]
 
@@ -219,5 +219,5 @@ def weighted(rewards: Tensor, weights: Tensor, scorers: int) -> Tensor:
         weights: float [F].
         scorers: The first so many tell whether there is a reward at all; the others add to it.
     """
-    total = (rewards * weights.to(rewards.device)).nansum(1)
+    total = combine_rewards(rewards, weights.tolist())
     return torch.where(rewards[:, :scorers].isnan().all(1), torch.nan, total)

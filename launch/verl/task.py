@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from polopt.envs.text import Reward, TextTask
 from polopt.launch.recipe import RecipeError
+from polopt.losses import soft_overlong
 
 __all__ = ["VerlTask", "from_file", "rows", "score_gsm8k"]
 
@@ -166,8 +169,8 @@ class _Overlong:
         self._limit, self._cache = limit, cache
 
     def __call__(self, completion_ids: Sequence[Any], **_: Any) -> list[float]:  # noqa: ANN401
-        free = self._limit - self._cache
-        return [max(min((free - len(ids)) / self._cache, 0.0), -1.0) for ids in completion_ids]
+        length = torch.tensor([len(ids) for ids in completion_ids])
+        return soft_overlong(length, limit=self._limit, cache=self._cache).tolist()
 
 
 class _Length:

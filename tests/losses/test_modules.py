@@ -178,3 +178,17 @@ def test_coefficients_of_the_critic_may_be_schedules():
     assert later.advantage.settings["lam"] == 0.5
     with pytest.raises(ValueError, match=r"lam must be in \[0, 1\], got 2.0"):
         ppo(lam=Linear(start=2.0, end=1.0, steps=10))
+
+
+def test_divergence_of_whole_distributions_is_read():
+    objective = Objective(surrogate=Clip(), kl_coef=0.5, kl="full")
+    loss = PolicyLoss(objective)
+    names = ("log_prob", "action_log_prob", "advantage")
+    data = TensorDict({name: torch.zeros(2, 3) for name in names}, [2])
+    with pytest.raises(ValueError, match="the loss needs the entry 'kl'"):
+        loss(data)
+    data["kl"] = torch.full((2, 3), 4.0)
+    assert "kl" in loss.in_keys
+    assert loss(data)["loss_kl"].item() == 2.0
+    with pytest.raises(ValueError, match="kl 'full' is for the loss"):
+        Objective(surrogate=Clip(), kl_coef=0.5, kl="full", kl_in="reward")

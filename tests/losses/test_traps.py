@@ -228,13 +228,9 @@ def test_entropy_with_an_impossible_action(trap):
     (grad,) = torch.autograd.grad(-out["loss_entropy"], logits)
     assert out["entropy"].item() == pytest.approx(0.5822031, rel=1e-6)
     torch.testing.assert_close(grad, torch.tensor([[0.196611926, -0.196611941, 0.0]]))
-    # Peers that are right agree; the others are NaN.
-    theirs = trap["results"]["entropy"]
-    assert theirs.isnan().all() or theirs.item() == pytest.approx(0.5822031, rel=1e-6)
 
 
 def test_everything_rejected_is_zero_not_an_error():
-    assert "ZeroDivisionError" in by_title("verl IcePop")["results"]["error"]
     log_prob = torch.full((2, 3), -1.0, requires_grad=True)
     objective = Objective(surrogate=Clip(), corrections=(Reject(low=0.9, high=1.1),))
     out = policy_loss(log_prob, torch.full((2, 3), -1.0), torch.ones(2, 3), objective=objective,
@@ -249,5 +245,4 @@ def test_rejection_bounds_are_on_the_ratio_itself():
     rule = Reject(low=0.5, high=5.0, weigh=False)
     zero = torch.zeros(1, 2)
     keep = rule(zero, ratio.log(), zero, torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool))
-    assert keep.tolist() == [[1.0, 0.0]]
-    assert by_title("verl RS token_k1")["results"]["keep"].tolist() == [[0.0, 1.0]]
+    assert keep.tolist() == [[1.0, 0.0]]  # verl's are the inverse: [[0, 1]]
