@@ -1,5 +1,6 @@
 """Learning curves as SVG files, drawn without a plotting library."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -10,6 +11,15 @@ __all__ = ["write_curves"]
 
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _LEFT, _TOP, _WIDTH, _HEIGHT = 60, 40, 560, 300
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Return four to ten round numbers (steps of 1, 2 or 5) within [low, high]; high > low."""
+    rough = (high - low) / 5.0
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1.0, 2.0, 5.0, 10.0) if m * power >= rough * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [k * step for k in range(first, last + 1)]
 
 
 def write_curves(
@@ -57,12 +67,13 @@ def write_curves(
         + text(14, _TOP + _HEIGHT / 2, y)
         + "</g>",
     ]
-    for i in range(6):
-        at_x, at_y = left + (right - left) * i / 5, low + (high - low) * i / 5
-        px, py = place(at_x, at_y)
+    for tick in ticks(low, high):
+        _, py = place(left, tick)
         parts.append(f'<path d="M{_LEFT} {py:.1f}h{_WIDTH}" stroke="#ddd"/>')
-        parts.append(text(_LEFT - 6, py + 4, f"{at_y:.3g}", "end"))
-        parts.append(text(px, _TOP + _HEIGHT + 18, f"{at_x:.4g}"))
+        parts.append(text(_LEFT - 6, py + 4, f"{tick:,.6g}", "end"))
+    for tick in ticks(left, right):
+        px, _ = place(tick, low)
+        parts.append(text(px, _TOP + _HEIGHT + 18, f"{tick:,.6g}"))
     for i, (name, points) in enumerate(curves.items()):
         colour = _COLOURS[i % len(_COLOURS)]
         line = " ".join("{:.1f},{:.1f}".format(*place(*point)) for point in points)
