@@ -133,6 +133,7 @@ def test_what_safetensors_cannot_write_is_an_error_of_the_disk(run, monkeypatch)
 
 
 def _save_forever(folder, started):
+    torch.set_num_threads(1)  # a fork has none of its parent's other threads, and waits for them
     for step in itertools.count(1):
         x = torch.full((500_000,), float(step))
         checkpoint.write(folder, step % 3, {"x": x}, {"v": step, "y": x}, 2)
