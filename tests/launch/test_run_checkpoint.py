@@ -145,7 +145,9 @@ def test_a_kill_while_saving_leaves_a_whole_checkpoint(tmp_path):
     dice, context = random.Random(0), multiprocessing.get_context("fork")
     for turn in range(20):
         started = context.Event()
-        process = context.Process(target=_save_forever, args=(tmp_path / str(turn), started))
+        process = context.Process(
+            target=_save_forever, args=(tmp_path / str(turn), started), daemon=True
+        )
         process.start()
         assert started.wait(60)
         time.sleep(dice.uniform(0.0, 0.1))
