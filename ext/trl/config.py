@@ -137,8 +137,9 @@ def check_data(args: GRPOConfig, algorithm: Algorithm, dataset: Any, processes: 
             f"max_completion_length={args.max_completion_length}"
         )
     prompts = args.generation_batch_size // args.num_generations
-    if hasattr(dataset, "__len__") and len(dataset) < prompts:
-        # TRL drops incomplete batches: it would train for zero steps and say that it is done.
+    # None: files that are read later. TRL drops incomplete batches: it would train for zero steps
+    # and say that it is done.
+    if hasattr(dataset, "__len__") and 0 < len(dataset) < prompts:
         raise ValueError(
             f"the training data has {len(dataset)} rows, and one generation takes {prompts} "
             f"prompts (generation_batch_size={args.generation_batch_size} / "
