@@ -106,6 +106,7 @@ def _read(word: Field, unknowns: Unknowns) -> Override:
 
 
 def _value(text: str, unknowns: Unknowns) -> tuple[Any, str]:
+    parser = _parser()  # first: it says what to install
     from hydra.errors import HydraException
 
     tokens: dict[str, str] = {}
@@ -117,7 +118,7 @@ def _value(text: str, unknowns: Unknowns) -> tuple[Any, str]:
 
     replaced = _MARKED.sub(token, text)
     try:
-        parsed = _parser().parse_override(f"k={replaced}")
+        parsed = parser.parse_override(f"k={replaced}")
         if parsed.is_sweep_override():
             problem = "a list of runs (Hydra's multirun), only its text is kept"
             return unknowns.show(text), problem
