@@ -5,6 +5,14 @@ its keyword arguments. `use: dapo` looks in the given namespace, `use: my.module
 Arguments are checked against the signature, so a recipe has no schema of its own, and a new
 algorithm needs no registration.
 
+A recipe that differs in a few lines from another names it as its `base` and states those lines:
+
+    base: cartpole-ppo            # one that ships; ./mine.yaml is a file beside this one
+    algorithm: {clip_high: 0.28}  # merged into the base's, as its `use` is the same
+
+Mappings are merged key by key, except that one with another `use` takes the place of the base's;
+everything else takes its place too, `null` with none. A base has no base of its own.
+
 A recipe can import and call any code of the machine. Trust it like a script: read a stranger's
 recipe before you run it, and never build one from data or logs.
 """
@@ -16,6 +24,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from types import GenericAlias
 from typing import Any, get_args, get_type_hints
@@ -36,6 +45,7 @@ __all__ = [
     "load",
     "nearest",
     "override",
+    "shipped",
 ]
 
 FORMAT = 1
@@ -47,7 +57,7 @@ class RecipeError(ValueError):
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Read a recipe and apply overrides to it.
+    """Read a recipe with its base, and apply overrides to it.
 
     Args:
         path: A YAML file.
@@ -58,9 +68,25 @@ def load(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         The plain tree.
 
     Raises:
-        RecipeError: If the file cannot be read, is not a mapping, has a newer format, or an
-            override does not fit.
+        RecipeError: If the file or its base cannot be read, is not a mapping, has a newer
+            format, or an override does not fit.
     """
+    tree = _read(path)
+    if "base" in tree:
+        where = _base(path, tree.pop("base"))
+        base = _read(where)
+        if "base" in base:
+            raise RecipeError(
+                f"{path}: its base {where} has a base itself: name {base['base']!r} as the base, "
+                "and state what differs from it"
+            )
+        tree = _merge(base, tree)
+    for item in overrides:
+        override(tree, item)
+    return tree
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -78,9 +104,38 @@ def load(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
             f"{path}: format is {version!r}, this polopt reads {FORMAT}: "
             "upgrade polopt, or write the recipe anew"
         )
-    for item in overrides:
-        override(tree, item)
     return tree
+
+
+def _base(path: Path, base: object) -> Path:
+    """Return the file of a recipe's base."""
+    if not isinstance(base, str) or not base:
+        raise RecipeError(f"{path}: 'base' must be the name of a recipe or a file, got {base!r}")
+    if base.endswith((".yaml", ".yml")):
+        return path.parent / base
+    names = shipped()
+    if base not in names:
+        raise RecipeError(
+            f"{path}: there is no recipe {base!r} to be its base, {nearest(base, names)}"
+        )
+    return names[base]
+
+
+def _merge(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
+    """Return `base` with what `tree` states in place of its own."""
+    merged = dict(base)
+    for key, value in tree.items():
+        old = base.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        same = both and value.get("use", old.get("use")) == old.get("use")
+        merged[key] = _merge(old, value) if same else value
+    return merged
+
+
+def shipped() -> dict[str, Path]:
+    """Return the recipes that ship with the package, by name, sorted."""
+    folder = Path(str(files("polopt.launch").joinpath("recipes")))
+    return {p.stem: p for p in sorted(folder.glob("*.yaml"))}
 
 
 def dump(tree: Mapping[str, Any]) -> str:

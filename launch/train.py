@@ -8,14 +8,13 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from polopt.launch.files import read_json, write_json
 from polopt.launch.job import Job, prepare, processes
-from polopt.launch.recipe import RecipeError, dump, load, nearest, override
+from polopt.launch.recipe import RecipeError, dump, load, nearest, override, shipped
 from polopt.launch.record import read_run
 from polopt.launch.result import SPAWNED, Result, rank
 from polopt.launch.run import Run, cpu_seconds, new_folder
@@ -31,10 +30,7 @@ _FOLDER = "POLOPT_RUN"  # the run folder of all ranks, set by whoever starts the
 
 def recipe_names() -> list[str]:
     """Return the names of the recipes that ship with the package, sorted."""
-    recipes = files("polopt.launch").joinpath("recipes")
-    return sorted(
-        p.name.removesuffix(".yaml") for p in recipes.iterdir() if p.name.endswith(".yaml")
-    )
+    return list(shipped())
 
 
 def find_recipe(name: str) -> Path:
@@ -43,11 +39,11 @@ def find_recipe(name: str) -> Path:
     Raises:
         RecipeError: If there is neither, with the nearest name.
     """
-    path, names = Path(name), recipe_names()
+    path, names = Path(name), shipped()
     if is_file(path):
         return path
     if name in names:
-        return Path(str(files("polopt.launch").joinpath("recipes", f"{name}.yaml")))
+        return names[name]
     what = "file " if path.suffix in (".yaml", ".yml") or len(path.parts) > 1 else ""
     raise RecipeError(f"there is no recipe {what}{name!r}, {nearest(path.stem, names)}")
 

@@ -14,6 +14,7 @@ from polopt.launch.recipe import (
     dump,
     load,
     nearest,
+    shipped,
 )
 
 
@@ -305,3 +306,57 @@ def test_defaults_are_filled_in_and_mean_the_same():
     assert build(whole, NAMES) == build(tree, NAMES)
     assert yaml.safe_load(dump(whole)) == whole
     assert tree == {"use": "make", "high": 1, "gate": {"use": "gate"}}
+
+
+BASE = """
+task: {use: cartpole}
+algorithm: {use: ppo, clip: 0.2, gamma: 0.98}
+update: {epochs: 8, lr: {use: Linear, start: 1.0, end: 0.0}}
+reward_scaling: {clamp: 10.0}
+"""
+
+
+def test_a_base_gives_what_the_recipe_does_not_state(tmp_path):
+    (tmp_path / "base.yaml").write_text(BASE)
+    text = """
+    base: base.yaml
+    algorithm: {clip: 0.1}
+    update: {lr: {use: Cosine, start: 2.0}}
+    reward_scaling: null
+    seed: 3
+    """
+    assert read(tmp_path, text, "update.epochs=2") == {
+        "task": {"use": "cartpole"},
+        "algorithm": {"use": "ppo", "clip": 0.1, "gamma": 0.98},
+        "update": {"epochs": 2, "lr": {"use": "Cosine", "start": 2.0}},
+        "reward_scaling": None,
+        "seed": 3,
+    }
+
+
+def test_another_use_takes_the_place_of_the_base(tmp_path):
+    (tmp_path / "base.yaml").write_text(BASE)
+    tree = read(tmp_path, "{base: ./base.yaml, algorithm: {use: a2c}}")
+    assert tree["algorithm"] == {"use": "a2c"}
+    assert tree["update"]["epochs"] == 8
+
+
+def test_a_recipe_that_ships_can_be_a_base(tmp_path):
+    assert read(tmp_path, "{base: cartpole-ppo, seed: 5}") == {
+        **load(shipped()["cartpole-ppo"]),
+        "seed": 5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        ("cartpole-pp", "no recipe 'cartpole-pp' to be its base, did you mean 'cartpole-ppo'"),
+        ("missing.yaml", "cannot read the recipe .*missing.yaml"),
+        ("2", "'base' must be the name of a recipe or a file, got 2"),
+        ("r.yaml", "has a base itself: name 'r.yaml' as the base"),
+    ],
+)
+def test_bases_that_do_not_fit(tmp_path, base, message):
+    with pytest.raises(RecipeError, match=message):
+        read(tmp_path, f"{{base: {base}, seed: 1}}")
