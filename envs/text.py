@@ -22,6 +22,8 @@ class TextTask:
         evaluation: Held-out rows with the same columns. No prompt of theirs is trained on.
         rewards: Functions that score completions. The first one verifies the answer.
         correct_at: An answer is correct when the first reward gives at least this much.
+        extract: Takes the final answer out of a completion, None where there is none; by
+            default the whole completion is the answer. Majority votes count what it returns.
 
     Raises:
         ValueError: If a part is empty, rows lack a prompt, or the two sets share a prompt.
@@ -32,6 +34,7 @@ class TextTask:
     evaluation: Sequence[Mapping[str, Any]]
     rewards: Sequence[Reward]
     correct_at: float = 1.0
+    extract: Callable[[str], str | None] | None = None
 
     def __post_init__(self) -> None:
         for part in ("train", "evaluation", "rewards"):
@@ -65,6 +68,11 @@ class TextTask:
         prompts = columns.pop("prompt")
         scores = self.rewards[0](prompts=prompts, completions=list(completions), **columns)
         return [score is not None and score >= self.correct_at for score in scores]
+
+    def final_answer(self, completion: str) -> str:
+        """Return what a completion answers, to be compared with other completions."""
+        found = None if self.extract is None else self.extract(completion)
+        return (completion if found is None else found).strip()
 
 
 def arithmetic(

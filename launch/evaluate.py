@@ -153,7 +153,8 @@ def measure(job: "LlmJob", source: str, *, samples: int, seed: int) -> dict[str,
         sample=True, max_new_tokens=length, seed=seed,
     )  # fmt: skip
     cuts = [slice(i * samples, (i + 1) * samples) for i in range(len(rows))]
-    flags, texts = [drawn.correct[cut] for cut in cuts], [drawn.completions[cut] for cut in cuts]
+    finals = [task.final_answer(text) for text in drawn.completions]
+    flags, texts = [drawn.correct[cut] for cut in cuts], [finals[cut] for cut in cuts]
 
     def result(index: list[int]) -> dict[str, float]:
         first = [greedy.correct[i] for i in index]

@@ -98,11 +98,12 @@ def scores(correct: Sequence[Sequence[bool]], answers: Sequence[Sequence[str]]) 
     `mean@n` is the share of correct answers, `pass@k` the chance that at least one of k drawn
     answers is correct (unbiased, https://arxiv.org/abs/2107.03374), and `majority@n` the share
     of problems whose most frequent answer is correct. Answers are equal if their stripped texts
-    are; a tie counts as the share of the tied answers that are correct.
+    are; a tie counts as the share of the tied answers that are correct, and an answer that was
+    judged in two ways (the same number, once in the wrong format) as the share judged correct.
 
     Args:
         correct: N lists of n flags.
-        answers: N lists of n texts.
+        answers: N lists of n texts, for example from `TextTask.final_answer`.
 
     Returns:
         `mean@n`, `pass@k` for the powers of two below n and for n, and `majority@n`.
@@ -122,6 +123,6 @@ def _majority(correct: Sequence[bool], texts: Sequence[str]) -> float:
     texts = [text.strip() for text in texts]
     counts = Counter(texts)
     most = max(counts.values())
-    right = dict(zip(texts, correct, strict=True))
-    tied = [right[text] for text, count in counts.items() if count == most]
+    right = Counter(text for text, flag in zip(texts, correct, strict=True) if flag)
+    tied = [right[text] / count for text, count in counts.items() if count == most]
     return sum(tied) / len(tied)

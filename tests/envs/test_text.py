@@ -54,6 +54,19 @@ def test_overlap_is_refused():
         TextTask(name="x", train=[row], evaluation=[row], rewards=[len])
 
 
+def test_final_answers_are_what_majorities_are_counted_over():
+    parts = {"train": [{"prompt": "a"}], "evaluation": [{"prompt": "b"}], "rewards": [len]}
+    plain = TextTask(name="x", **parts)
+    assert plain.final_answer(" so it is 7\n") == "so it is 7"
+
+    def last(text):
+        return text.rpartition("####")[2] if "####" in text else None
+
+    task = TextTask(name="x", **parts, extract=last)
+    assert task.final_answer("so #### 7") == task.final_answer("or #### 7 ") == "7"
+    assert task.final_answer(" none ") == "none"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

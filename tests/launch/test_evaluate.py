@@ -53,6 +53,8 @@ def test_majority_votes_over_texts_and_splits_ties():
         [["7", "8", " 7\n"], ["3", "4", "3"], ["1", "2", "3"]],
     )
     assert found["majority@3"] == pytest.approx((1 + 0 + 1 / 3) / 3)
+    # Once in the wrong format, which the reward does not take.
+    assert scores([[True, False, True]], [["7", "7", "8"]])["majority@3"] == 1 / 2
     assert scores([[True]], [["1"]]) == {"mean@1": 1.0, "pass@1": 1.0, "majority@1": 1.0}
 
 
