@@ -1,12 +1,15 @@
 """`polopt bench`: statistics, tables, refusals, and real runs as small as they go."""
 
+import importlib
 import json
 
 import pytest
 
 pytest.importorskip("torchrl")
 
-from polopt.launch.bench_control import summarise
+from polopt.launch.bench_meter import TASKS
+from polopt.launch.bench_report import summarise
+from polopt.launch.bench_table import ENTRIES, GOALS, Entry
 from polopt.launch.cli import main
 from polopt.launch.statistics import interquartile_mean, interval
 
@@ -36,8 +39,8 @@ def test_interval_is_that_of_the_bootstrap():
 
 def outcome(library, frames, cpu, value, solved):
     return {
-        "library": library, "task": "cartpole", "frames": frames, "cpu_seconds": cpu,
-        "final_return": value, "solved": solved,
+        "library": library, "task": "cartpole", "algorithm": "ppo", "frames": frames,
+        "cpu_seconds": cpu, "final_return": value, "solved": solved,
     }  # fmt: skip
 
 
@@ -55,11 +58,12 @@ def test_rows_count_what_was_solved():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["contrl"], "there is no comparison 'contrl': polopt bench control"),
         (["control", "--tasks", "cartpol"], "--tasks: there is no 'cartpol', did you mean 'cart"),
         (["control", "--libraries", "sb"], "--libraries: there is no 'sb', did you mean 'sb3'"),
         (["control", "--frames", "100"], "--frames must be at least 2048, got 100"),
         (["control", "--seeds", "-1"], "--seeds must be from 0 to 4294967295, got -1"),
+        (["control", "--algorithms", "pp"], "--algorithms: there is no 'pp', did you mean 'ppo'"),
+        (["control", "--cpu-seconds", "0"], "--cpu-seconds must be positive, got 0.0"),
         (["control", "--tasks", "acrobot", "--libraries", "polopt-zoo"], "nothing to run"),
     ],
 )
@@ -71,8 +75,30 @@ def test_wrong_input_is_one_sentence(words, message, tmp_path, capfd):
     assert not (tmp_path / "runs").exists()
 
 
+def test_an_unknown_comparison_is_refused(capfd):
+    with pytest.raises(SystemExit, match="2"):
+        main(["bench", "contrl"])
+    assert "invalid choice: 'contrl' (choose from" in capfd.readouterr().err
+
+
+def test_every_entry_names_a_function_and_goals():
+    for entry in ENTRIES:
+        module, name = entry.function.split(":")
+        assert callable(getattr(importlib.import_module(module), name))
+        assert {(task, entry.algorithm) for task in entry.tasks} <= set(GOALS)
+    assert {task for task, _ in GOALS} == set(TASKS)
+
+
+def test_bars_are_those_of_the_tasks():
+    for (name, algorithm), goal in GOALS.items():
+        if algorithm == "ppo" and name != "lunarlander":  # needs a simulator
+            assert goal.bar == TASKS[name]().bar
+
+
 def test_a_missing_library_is_left_out(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr("polopt.launch.bench_control._PACKAGES", {"sb3": "no_such_package"})
+    entry = Entry(library="sb3", algorithm="ppo", tasks=("cartpole",), function="nowhere:ppo",
+                  package="no_such_package")  # fmt: skip
+    monkeypatch.setattr("polopt.launch.bench_runs.ENTRIES", (entry,))
     words = ["--libraries", "sb3", "--runs", str(tmp_path)]
     assert main(["bench", "control", *words]) == 2
     error = capfd.readouterr().err
@@ -81,12 +107,12 @@ def test_a_missing_library_is_left_out(tmp_path, capfd, monkeypatch):
 
 
 def test_settings_of_the_zoo_fit_our_recipe():
-    from polopt.launch.bench_peers import _ZOO
+    from polopt.launch.bench_ours import ZOO
     from polopt.launch.job import prepare
     from polopt.launch.recipe import load
     from polopt.launch.train import find_recipe
 
-    job = prepare(load(find_recipe("cartpole-ppo"), _ZOO), name="zoo")
+    job = prepare(load(find_recipe("cartpole-ppo"), ZOO), name="zoo")
     assert job.arithmetic()["optimizer_steps_per_batch"] == 20
     assert job.arithmetic()["steps_per_environment_and_batch"] == 32
     assert job.reward_scaling is None
@@ -107,7 +133,7 @@ def test_every_library_that_needs_nothing_more(tmp_path, capfd):
         assert run["frames"] == 2048
         assert run["cpu_seconds"] > 0
         assert run["curve"][-1] == [2048, run["final_return"]]
-        assert f"| cartpole | {run['library']} | 0 of 1 | ≥ 2048 |" in table
-        assert f">{run['library']}</text>" in (folder / "cartpole.svg").read_text()
+        assert f"| cartpole | ppo | {run['library']} | 0 of 1 | ≥ 2,048 |" in table
+        assert f">{run['library']}</text>" in (folder / "cartpole-ppo.svg").read_text()
     speeds = [r["frames_per_cpu_second"]["mean"] for r in kept["rows"]]
     assert speeds[0] > 2 * speeds[3]  # ours and TorchRL's loop
