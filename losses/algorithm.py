@@ -95,6 +95,8 @@ class Sampling:
             answers are all correct or all wrong (`"correct"`, the paper's rule), or those
             whose rewards are all equal (`"reward"`). None keeps every group.
         max_rounds: Further generation rounds for one batch, at most.
+        at_bound: What happens when groups are still missing then: the informative ones that
+            were found are trained on, and the run goes on (`"train"`) or ends (`"stop"`).
         overlong_cache: Add `soft_overlong` to the reward: the last so many tokens before the
             longest answer cost up to 1. None adds nothing.
         drop_truncated: Leave answers that were cut at the longest length out of the loss.
@@ -102,6 +104,7 @@ class Sampling:
 
     refill: Literal["correct", "reward"] | None = None
     max_rounds: int = 8
+    at_bound: Literal["train", "stop"] = "train"
     overlong_cache: int | None = None
     drop_truncated: bool = False
 
@@ -110,6 +113,8 @@ class Sampling:
             raise ValueError(f"refill must be 'correct', 'reward' or none, got {self.refill!r}")
         if not self.max_rounds >= 1:
             raise ValueError(f"max_rounds must be at least 1, got {self.max_rounds}")
+        if self.at_bound not in ("train", "stop"):
+            raise ValueError(f"at_bound must be 'train' or 'stop', got {self.at_bound!r}")
         if self.overlong_cache is not None and self.overlong_cache < 1:
             raise ValueError(f"overlong_cache must be at least 1, got {self.overlong_cache}")
 

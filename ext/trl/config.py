@@ -1,10 +1,13 @@
 """What `PolicyTrainer` refuses before any work starts."""
 
 import copy
+import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
+from accelerate.utils import gather_object
 from trl import GRPOConfig
 
 from polopt.losses import Algorithm
@@ -15,6 +18,9 @@ __all__ = [
     "check_algorithm",
     "check_config",
     "check_data",
+    "check_rollouts",
+    "check_same_data",
+    "check_tokenizer",
     "check_windows",
     "with_reference",
 ]
@@ -54,7 +60,9 @@ LOSS_FIELDS = {
 }
 """Fields of `GRPOConfig` that belong to the loss, and where polopt has that setting."""
 
-ADVANTAGE_INPUTS = ("reward", "group", "rewards", "length", "token_reward", "mask")
+ADVANTAGE_INPUTS = (
+    "reward", "group", "rewards", "length", "token_reward", "mask", "greedy_reward",
+)  # fmt: skip
 
 
 def check_config(args: GRPOConfig) -> None:
@@ -98,10 +106,6 @@ def check_algorithm(algorithm: Algorithm) -> None:
         )
     if algorithm.objective.kl == "full":
         raise ValueError("kl='full' needs whole distributions, which TRL does not keep: use 'k3'")
-    if algorithm.objective.aggregation == "group_token_mean":
-        raise ValueError(
-            "aggregation 'group_token_mean' is not supported by PolicyTrainer: use 'token_mean'"
-        )
     objective = algorithm.objective
     measured = ["entropy", "clip_fraction", "loss_objective"]
     measured += ["kl_approx", "ratio_mean"] if objective.ratio != "none" else []
@@ -120,8 +124,8 @@ def check_data(args: GRPOConfig, algorithm: Algorithm, dataset: Any, processes: 
         processes: Number of ranks.
 
     Raises:
-        ValueError: If the data has images or too few rows, refilling needs what is not there,
-            or the slope of the soft punishment does not fit the longest answer.
+        ValueError: If the data has images or too few rows, refilling or the greedy baseline need
+            what is not there, or the slope of the soft punishment does not fit the longest answer.
     """
     columns = set(getattr(dataset, "column_names", None) or ())
     images = columns & {"image", "images"}
@@ -145,19 +149,84 @@ def check_data(args: GRPOConfig, algorithm: Algorithm, dataset: Any, processes: 
             f"prompts (generation_batch_size={args.generation_batch_size} / "
             f"num_generations={args.num_generations}): use more data or a smaller batch"
         )
-    if algorithm.sampling.refill is None:
-        return
-    if not hasattr(dataset, "__len__"):
+    greedy = "greedy_reward" in algorithm.advantage.needs
+    if greedy and args.use_vllm:
+        raise ValueError(
+            "the advantage needs the reward of the greedy answer, which PolicyTrainer does not ask "
+            "vLLM for yet: leave use_vllm out, or use another baseline (rloo, grpo)"
+        )
+    refill = algorithm.sampling.refill is not None
+    if refill and not hasattr(dataset, "__len__"):
         raise ValueError(
             "sampling.refill draws further prompts, which needs a dataset with a length: load "
             "it without streaming, or set refill to none"
         )
     local = args.generation_batch_size // processes
-    if local % args.num_generations:
+    if (refill or greedy) and local % args.num_generations:
+        what = "sampling.refill replaces" if refill else "the greedy baseline needs"
         raise ValueError(
-            f"sampling.refill replaces whole groups within a process: "
+            f"{what} whole groups within a process: "
             f"per_device_train_batch_size * steps_per_generation = {local} must be a multiple "
             f"of num_generations={args.num_generations}"
+        )
+
+
+def check_rollouts(algorithm: Algorithm, given: Mapping[str, Any]) -> None:
+    """Refuse ways of generating that cannot be asked for further answers.
+
+    Args:
+        algorithm: The algorithm.
+        given: Keyword arguments for `GRPOTrainer`.
+
+    Raises:
+        ValueError: If the algorithm draws further answers, and another function generates.
+    """
+    for name in ("rollout_func", "environment_factory"):
+        if given.get(name) is None:
+            continue
+        if algorithm.sampling.refill is not None:
+            raise ValueError(f"sampling.refill does not work with {name} yet: set it to none")
+        if "greedy_reward" in algorithm.advantage.needs:
+            raise ValueError(
+                f"the greedy baseline does not work with {name} yet: use another one (rloo, grpo)"
+            )
+
+
+def check_tokenizer(tokenizer: Any, dataset: Any) -> None:  # noqa: ANN401
+    """Refuse conversations without a template to write them with, which TRL finds out late.
+
+    Raises:
+        ValueError: If the first prompt is a list of messages, and there is no chat template.
+    """
+    row = next(iter(dataset), {}) if dataset is not None else {}
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(row.get("prompt"), list) and template is None:
+        raise ValueError(
+            "the prompts are conversations, and the tokenizer has no chat template: set "
+            "tokenizer.chat_template, take the model's instruction-tuned variant, or give prompts "
+            "as text"
+        )
+
+
+def check_same_data(dataset: Any, accelerator: Any) -> None:  # noqa: ANN401
+    """Refuse ranks that read different data: each would take its rows of another order.
+
+    Compares the number of rows and up to 64 of them, spread evenly; a collective.
+
+    Raises:
+        ValueError: On every rank, with what each has.
+    """
+    if not hasattr(dataset, "__len__") or accelerator.num_processes == 1:
+        return
+    size = len(dataset)
+    rows = [dataset[i] for i in range(0, size, max(size // 64, 1))]
+    digest = hashlib.sha256(repr(rows).encode()).hexdigest()[:8]
+    found = gather_object([f"{size} rows ({digest})"])
+    if len(set(found)) > 1:
+        each = ", ".join(f"rank {i}: {text}" for i, text in enumerate(found))
+        raise ValueError(
+            f"the ranks have different training data ({each}): give all of them the same rows in "
+            "the same order; TRL deals them out"
         )
 
 

@@ -1,5 +1,6 @@
 """Dynamic sampling: groups without signal are replaced before anything is computed on them."""
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -9,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers.utils import logging
-from trl import GRPOTrainer
 
-from polopt.losses import Algorithm, combine_rewards, informative
+from polopt.ext.trl.checkpoints import CheckpointingTrainer
+from polopt.losses import combine_rewards, informative
 
 __all__ = ["PromptStream", "RefillingTrainer", "Rollout", "weighted"]
 
@@ -89,10 +90,9 @@ class Rollout:
                         column[to] = fresh[of] if fresh else [None] * size
 
 
-class RefillingTrainer(GRPOTrainer):
+class RefillingTrainer(CheckpointingTrainer):
     """`trl.GRPOTrainer` that can replace groups without signal; see `PolicyTrainer`."""
 
-    algorithm: Algorithm
     correct_at: float
     generated: int
     refilled: Counter[str]
@@ -209,6 +209,50 @@ class RefillingTrainer(GRPOTrainer):
                 "were equally good. Training stops here.", rounds,
             )  # fmt: skip
             self.control.should_training_stop = True
+        elif short and self.algorithm.sampling.at_bound == "stop":
+            logger.warning(
+                "%d of %d groups carried no signal after %d further rounds. Training stops here, "
+                "as sampling.at_bound says.", short, groups, rounds,
+            )  # fmt: skip
+            self.control.should_training_stop = True
+
+    def _greedy_rewards(self, rows: list[dict[str, Any]], size: int) -> Tensor:
+        """Return the rewards of the greedy answers to the prompts of the groups, float [W·n].
+
+        One answer for each group of `size` rows. What TRL logs is about sampled answers, so the
+        greedy ones leave no trace there.
+        """
+        if len(rows) % size:
+            raise ValueError(
+                f"the greedy baseline needs whole groups of {size} within a process, got "
+                f"{len(rows)} rows: set per_device_eval_batch_size to a multiple"
+            )
+        mode = "train" if self.model.training else "eval"
+        logged = {name: list(values) for name, values in self._metrics[mode].items()}
+        pending = [self._pending_extra_logs, self._pending_metrics]
+        before = [dict(books) for books in pending]
+        for books in pending:
+            books.clear()
+        sampled = self.generation_config
+        self.generation_config = copy.deepcopy(sampled)
+        self.generation_config.update(do_sample=False, temperature=1.0, top_k=50, top_p=1.0)
+        try:
+            rows = rows[::size]
+            prompts = [row["prompt"] for row in rows]
+            output = super()._generate(prompts)
+            rewards = super()._calculate_rewards(rows, prompts, output[_COMPLETIONS], output[_IDS])
+        finally:
+            self.generation_config = sampled
+        self._metrics[mode].clear()
+        self._metrics[mode].update(logged)
+        self._metrics[mode]["num_tokens"] = [self.state.num_input_tokens_seen]
+        for books, entries in zip(pending, before, strict=True):
+            books.clear()
+            books.update(entries)
+        self.generated += len(rows) if mode == "train" else 0
+        reward = weighted(rewards, self.reward_weights, self._scorers)
+        self._metrics[mode]["reward_greedy"].append(reward.nanmean().item())
+        return reward.repeat_interleave(size)
 
 
 def weighted(rewards: Tensor, weights: Tensor, scorers: int) -> Tensor:

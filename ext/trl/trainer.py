@@ -17,10 +17,14 @@ from torch import Tensor, nn
 from transformers.utils import logging
 from trl import GRPOConfig
 
+from polopt.ext.trl.checkpoints import STATE
 from polopt.ext.trl.config import (
     check_algorithm,
     check_config,
     check_data,
+    check_rollouts,
+    check_same_data,
+    check_tokenizer,
     check_windows,
     with_reference,
 )
@@ -43,8 +47,6 @@ from polopt.losses.controllers import load_states, observe_all, states_of
 from polopt.losses.modules import PolicyLoss
 
 __all__ = ["PolicyTrainer"]
-
-_STATE = "polopt.json"
 
 logger = logging.get_logger(__name__)
 
@@ -98,9 +100,7 @@ class PolicyTrainer(RefillingTrainer):
                 "by name: give the model as a folder or hub name, or set kl_coef to 0"
             )
         refill = algorithm.sampling.refill is not None
-        for name in ("rollout_func", "environment_factory"):
-            if refill and kwargs.get(name) is not None:
-                raise ValueError(f"sampling.refill does not work with {name} yet: set it to none")
+        check_rollouts(algorithm, kwargs)
         self.algorithm = copy.deepcopy(algorithm)  # its controllers change
         self.correct_at = correct_at
         self.policy_loss = PolicyLoss(resolve(algorithm.objective, 0))
@@ -113,6 +113,8 @@ class PolicyTrainer(RefillingTrainer):
         self._reported: Counter[str] = Counter()
         self._before: list[Tensor] = []  # rewards of everything generated for one batch
         super().__init__(model, reward_funcs, with_reference(args, algorithm), **kwargs)
+        check_tokenizer(self._tokenizer, self.train_dataset)
+        check_same_data(self.train_dataset, self.accelerator)
         if getattr(self, "aux_loss_enabled", False):
             raise ValueError(
                 "the model is a mixture of experts with an auxiliary loss, which PolicyTrainer "
@@ -157,6 +159,9 @@ class PolicyTrainer(RefillingTrainer):
         check_finite(advantages=output["advantages"])
         if advantage.ndim == 2:  # logged as a mean over the answer
             advantage = (advantage * mask).sum(1) / mask.sum(1).clamp(min=1)
+        if self.algorithm.objective.aggregation == "group_token_mean":
+            tokens = self.accelerator.gather(mask.sum(1)).view(-1, size).sum(1)
+            output["group_tokens"] = tokens.repeat_interleave(size)[local]
         if self.algorithm.objective.selects and "old_per_token_logps" not in output:
             output["select_from"] = self._old(output)
         table = self._logs["advantages"]  # TRL has just put its own there
@@ -192,6 +197,8 @@ class PolicyTrainer(RefillingTrainer):
             given["reward"] = reward - self._sum(divergence)
         if "length" in rule.needs:
             given["length"] = self.accelerator.gather(written.sum(1))
+        if "greedy_reward" in rule.needs:
+            given["greedy_reward"] = self._greedy_rewards(self._rows, size)
         advantage = rule(*(given[name] for name in rule.needs))
         return advantage if advantage.ndim == 2 else advantage[local]
 
@@ -280,7 +287,9 @@ class PolicyTrainer(RefillingTrainer):
     def _count(self, batches: list[dict[str, Any]]) -> Tensor:
         """Return the count over micro-batches and ranks, per rank: DDP averages over ranks."""
         count = self.policy_loss.objective.count
-        local = torch.stack([count(batch["loss_mask"]) for batch in batches]).sum()
+        local = torch.stack(
+            [count(b["loss_mask"], group_tokens=b.get("group_tokens")) for b in batches]
+        ).sum()
         return self.accelerator.reduce(local, "sum") / self.accelerator.num_processes
 
     def training_step(self, model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
@@ -342,6 +351,8 @@ class PolicyTrainer(RefillingTrainer):
         }
         if self._window.selections:
             steps["selection"] = self._window.selections[self._window.done]
+        if "group_tokens" in inputs:
+            steps["group_tokens"] = inputs["group_tokens"]
         if "ref_per_token_logps" in inputs:
             steps["ref_log_prob"] = inputs["ref_per_token_logps"]
         entries = TensorDict({**steps, "denominator": self._window.denominator})
@@ -364,24 +375,20 @@ class PolicyTrainer(RefillingTrainer):
 
     # --- checkpoints ---------------------------------------------------------
 
-    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        super()._save_checkpoint(*args, **kwargs)
-        if self.args.should_save:
-            folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-            cycle = self.args.steps_per_generation * self.num_iterations
-            state = {
-                "format": 1,
-                "prompts_drawn": self._stream.position if self._stream else 0,
-                "generated": self.generated,
-                "refilled": dict(self.refilled),
-                "exact": self._step % cycle == 0,
-                "controllers": states_of(self.algorithm),
-            }
-            (folder / _STATE).write_text(json.dumps(state))
+    def _state_of_run(self) -> dict[str, Any]:
+        cycle = self.args.steps_per_generation * self.num_iterations
+        return {
+            "format": 1,
+            "prompts_drawn": self._stream.position if self._stream else 0,
+            "generated": self.generated,
+            "refilled": dict(self.refilled),
+            "exact": self._step % cycle == 0,
+            "controllers": states_of(self.algorithm),
+        }
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None and (Path(checkpoint) / _STATE).exists():
+        if checkpoint is not None and (Path(checkpoint) / STATE).exists():
             self.restore(Path(checkpoint))
 
     def restore(self, checkpoint: Path) -> None:
@@ -389,7 +396,7 @@ class PolicyTrainer(RefillingTrainer):
 
         `train(resume_from_checkpoint=…)` does it.
         """
-        state = json.loads((checkpoint / _STATE).read_text())
+        state = json.loads((checkpoint / STATE).read_text())
         if self._stream is not None:
             self._stream.position = state["prompts_drawn"]
         self.generated = state["generated"]

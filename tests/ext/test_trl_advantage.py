@@ -12,7 +12,6 @@ pytest.importorskip("trl")
 import transformers
 
 from polopt import losses
-from polopt.ext.trl.config import check_algorithm
 from polopt.ext.trl.trainer import PolicyTrainer
 
 spec = importlib.util.spec_from_file_location("trl_setup", Path(__file__).with_name("trl_setup.py"))
@@ -31,6 +30,9 @@ class Kept(PolicyTrainer):
             shown = list(self._logs["advantages"])
             self.first = {**output, "rewards": self._rewards.clone(), "shown": shown}
         return output
+
+
+WORDS = setup.WORDS
 
 
 def some(completions, **_):
@@ -126,11 +128,6 @@ def test_gradient_of_token_advantages_is_that_of_one_batch(tmp_path):
     assert len(done.widths) > 1
 
 
-def test_greedy_answers_are_not_provided():
-    with pytest.raises(ValueError, match=r"advantage needs \['greedy_reward'\]"):
-        check_algorithm(losses.remax())
-
-
 def test_soft_punishment_is_added_to_the_reward(tmp_path):
     rule = losses.dapo(refill=None, overlong_cache=4)
     batch, trainer = start(tmp_path, rule)
@@ -175,3 +172,41 @@ def test_slope_has_to_fit_the_longest_answer(tmp_path):
         setup.build(PolicyTrainer, tmp_path, algorithm=losses.dapo(refill=None, overlong_cache=9))
     with pytest.raises(ValueError, match="overlong_cache must be at least 1, got 0"):
         losses.dapo(overlong_cache=0)
+
+
+def test_the_greedy_answer_is_the_baseline(tmp_path):
+    """ReMax: reward minus that of the greedy answer to the same prompt, which leaves no trace."""
+    calls = []
+
+    def reward(prompts, completions, log_extra, log_metric, **_):
+        calls.append(list(zip(prompts, completions, strict=True)))
+        log_extra("text", list(completions))
+        log_metric("answers", len(completions))
+        return [0.1 * len(c.split()) + WORDS.index((c.split() or ["w0"])[0]) for c in completions]
+
+    trainer = setup.build(
+        Kept, tmp_path, algorithm=losses.remax(), reward=reward,
+        config={"per_device_train_batch_size": 8, "max_steps": 1},
+    )  # fmt: skip
+    model = copy.deepcopy(trainer.model)
+    trainer.train()
+    sampled, greedy = calls
+    assert (len(sampled), len(greedy)) == (8, 2)
+    assert [p for p, _ in greedy] == [p for p, _ in sampled[::4]]
+    for prompt, text in greedy:
+        ids = trainer._tokenizer(prompt, return_tensors="pt")["input_ids"]
+        out = model.generate(ids, do_sample=False, max_new_tokens=8, eos_token_id=1, pad_token_id=0)
+        assert trainer._tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True) == text
+    ignore = {"log_extra": lambda *_: None, "log_metric": lambda *_: None}
+    baseline = torch.tensor(reward(*zip(*greedy, strict=True), **ignore)).repeat_interleave(4)
+    batch = trainer.first
+    expected = batch["rewards"][:, 0] - baseline
+    torch.testing.assert_close(batch["advantages"], expected)
+    assert expected.abs().max() > 0.5
+    (logged,) = [h for h in trainer.state.log_history if "reward" in h]
+    assert logged["reward_greedy"] == pytest.approx(baseline.mean().item())
+    assert logged["answers"] == 8.0
+    lengths = batch["completion_mask"].sum(1).float()
+    assert logged["completions/mean_length"] == pytest.approx(lengths.mean().item())
+    assert list(trainer._logs["extra"]["text"]) == [text for _, text in sampled]
+    assert trainer.generated == 10

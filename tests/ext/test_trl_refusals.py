@@ -88,13 +88,6 @@ def test_trainer_checks_its_config(tmp_path):
             replace(losses.grpo(), objective=replace(losses.grpo().objective, kl="full")),
             "kl='full' needs whole distributions",
         ),
-        (
-            replace(
-                losses.grpo(),
-                objective=replace(losses.grpo().objective, aggregation="group_token_mean"),
-            ),
-            "'group_token_mean' is not supported",
-        ),
     ],
 )
 def test_algorithms_that_need_more(algorithm, message):
@@ -137,6 +130,55 @@ def test_refill_needs_groups_within_a_process_and_a_length(tmp_path):
         check_data(args, losses.dapo(), data.to_iterable_dataset(), 1)
     with pytest.raises(ValueError, match="refill does not work with rollout_func"):
         setup.build(PolicyTrainer, tmp_path, algorithm=losses.dapo(), rollout_func=len)
+
+
+def test_the_greedy_baseline_needs_whole_groups_and_generation_of_ours(tmp_path):
+    from datasets import Dataset
+
+    from polopt.ext.trl.config import check_data
+
+    args = config(per_device_train_batch_size=4, num_generations=4)
+    data = Dataset.from_list([{"prompt": "w1"}])
+    check_data(args, losses.remax(), data, 1)
+    with pytest.raises(ValueError, match=r"greedy baseline needs whole groups .* = 2 must be"):
+        check_data(args, losses.remax(), data, 2)
+    args.use_vllm = True
+    with pytest.raises(ValueError, match="does not ask vLLM for yet: leave use_vllm out"):
+        check_data(args, losses.remax(), data, 1)
+    with pytest.raises(ValueError, match="greedy baseline does not work with rollout_func"):
+        setup.build(PolicyTrainer, tmp_path, algorithm=losses.remax(), rollout_func=len)
+
+
+def test_conversations_need_a_template(tmp_path):
+    rows = [{"prompt": [{"role": "user", "content": f"w{i}"}]} for i in range(8)]
+    with pytest.raises(ValueError, match=r"no chat template: set tokenizer\.chat_template"):
+        setup.build(PolicyTrainer, tmp_path, algorithm=setup.algorithm("dapo"), rows=rows)
+
+
+def test_ranks_with_different_data(monkeypatch):
+    from types import SimpleNamespace
+
+    from datasets import Dataset
+
+    from polopt.ext.trl import config as module
+
+    def ranks(*rows):
+        """Let two ranks with these rows compare them."""
+        shown = []
+        monkeypatch.setattr(module, "gather_object", lambda mine: shown.extend(mine) or mine)
+        two = SimpleNamespace(num_processes=2)
+        sets = [Dataset.from_list([{"prompt": text} for text in texts]) for texts in rows]
+        for data in sets:
+            module.check_same_data(data, two)
+        monkeypatch.setattr(module, "gather_object", lambda _: shown)
+        for data in sets:
+            module.check_same_data(data, two)
+
+    ranks(["w1", "w2"], ["w1", "w2"])
+    with pytest.raises(ValueError, match=r"rank 0: 2 rows \(.*rank 1: 2 rows"):
+        ranks(["w1", "w2"], ["w1", "w3"])
+    with pytest.raises(ValueError, match=r"rank 0: 2 rows \(.*rank 1: 1 rows"):
+        ranks(["w1", "w2"], ["w1"])
 
 
 def test_deepspeed_cannot_mend_a_step_over_two_generations():

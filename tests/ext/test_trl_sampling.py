@@ -81,6 +81,22 @@ def test_only_degenerate_groups_end_the_training_with_a_word(tmp_path, caplog, m
     assert logs(trainer, "grad_norm") == [0.0]
 
 
+def test_at_the_bound_the_run_ends_if_told_to(tmp_path, monkeypatch):
+    from polopt.ext.trl import sampling as module
+
+    said = []
+    monkeypatch.setattr(module.logger, "warning", lambda text, *a, **_: said.append(text % a))
+    stops = {"share": 0.85, "max_rounds": 1, "max_steps": 6, "at_bound": "stop"}
+    trainer = setup.refill(tmp_path, kind=Seen, **stops)
+    short = logs(trainer, "sampling/groups_short")
+    # The first batch that is short of some groups is the last one, and its groups are trained on.
+    assert short[-1] > 0
+    assert not any(short[:-1])
+    assert trainer.state.global_step == len(short) < 6
+    assert trainer.batches[-1][1].any() or short[-1] == 2
+    assert any("Training stops here" in text for text in said)
+
+
 def test_evaluation_is_not_refilled(tmp_path):
     trainer = setup.refill(tmp_path, share=1.0, max_rounds=1, max_steps=1)
     before = trainer.generated

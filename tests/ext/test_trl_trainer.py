@@ -70,6 +70,33 @@ def test_gradient_is_that_of_one_batch(tmp_path, accumulate, generate, iteration
     assert logs(done, "loss")[:4] == pytest.approx(logs(done, "loss_objective"), abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("accumulate", "generate", "iterations"), [(2, 4, 1), (4, 2, 1), (2, 3, 2)]
+)
+def test_mean_over_the_tokens_of_a_group(tmp_path, accumulate, generate, iterations):
+    """DAPO's eq. 8: a group is a group wherever the micro-batches cut it."""
+    rule = setup.algorithm("dapo")
+    rule = replace(rule, objective=replace(rule.objective, aggregation="group_token_mean"))
+    seen = []
+
+    class Seen(setup.Recorder):
+        def _generate_and_score_completions(self, inputs):
+            out = super()._generate_and_score_completions(inputs)
+            seen.append((out["group_tokens"], out["loss_mask"].sum(1).view(-1, 4).sum(1)))
+            return out
+
+    done = setup.build(
+        Seen, tmp_path, reward=setup.unequal, algorithm=rule,
+        config={"per_device_train_batch_size": 4, "max_steps": 3, "num_iterations": iterations,
+                "gradient_accumulation_steps": accumulate, "steps_per_generation": generate},
+    )  # fmt: skip
+    done.train()
+    assert max(done.errors) < 1e-4
+    for given, summed in seen:
+        assert torch.equal(given, summed.repeat_interleave(4))
+    assert len(torch.cat([summed for _, summed in seen]).unique()) > 1
+
+
 def test_partial_last_window(tmp_path):
     """Nine micro-batches, two a step: the last step has one."""
     done = setup.compare(

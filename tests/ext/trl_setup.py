@@ -131,12 +131,14 @@ class Recorder(PolicyTrainer):
                 samples.append((prompt, completion,
                                 credit[kept] if credit.ndim else credit.expand(len(completion)),
                                 part["loss_mask"][i][kept],
-                                None if old is None else old[i][kept]))  # fmt: skip
+                                None if old is None else old[i][kept],
+                                part["group_tokens"][i] if "group_tokens" in part else None,
+                                ))  # fmt: skip
         reference = type(model)(model.config).train()
         reference.load_state_dict(model.state_dict())
         width = max(len(s[1]) for s in samples)
         new, old, mask, advantage = [], [], [], []
-        for prompt, completion, a, trained, before in samples:  # one by one: no padding at all
+        for prompt, completion, a, trained, before, _ in samples:  # one by one: no padding at all
             logits = reference(input_ids=torch.cat([prompt, completion])[None]).logits[0]
             scores = logits[len(prompt) - 1 : -1].log_softmax(-1)
             taken = scores.gather(-1, completion[:, None])[:, 0]
@@ -152,8 +154,10 @@ class Recorder(PolicyTrainer):
         if rule.selects:
             selection = losses.select_steps(rest[0], *rest, objective=rule)
             self.selected.append(int(selection.sum()))
+        totals = [s[5] for s in samples]
         out = losses.policy_loss(
-            torch.stack(new), *rest, objective=rule, selection=selection
+            torch.stack(new), *rest, objective=rule, selection=selection,
+            group_tokens=None if totals[0] is None else torch.stack(totals),
         )  # fmt: skip
         out["loss_objective"].backward()
         trained = torch.stack(advantage)[torch.stack(mask)]
@@ -189,7 +193,7 @@ def known(completions, easy, **_):
             for e, f in zip(easy, firsts, strict=True)]  # fmt: skip
 
 
-def refill(folder, *, share=0.5, max_rounds=8, kind=Recorder, **config):
+def refill(folder, *, share=0.5, max_rounds=8, at_bound="train", kind=Recorder, **config):
     """Train on prompts of which a share never carries a signal."""
     rows = [{"prompt": f"w{i % 13} w{i * 5 % 13}", "easy": (i * 7 % 20) < 20 * share}
             for i in range(40)]  # fmt: skip
@@ -200,7 +204,7 @@ def refill(folder, *, share=0.5, max_rounds=8, kind=Recorder, **config):
         return known(completions, **kwargs)
 
     trainer = build(kind, folder, reward=reward, rows=rows, config=config,
-                    algorithm=losses.dapo(max_rounds=max_rounds))  # fmt: skip
+                    algorithm=losses.dapo(max_rounds=max_rounds, at_bound=at_bound))  # fmt: skip
     trainer.scored = scored
     trainer.train()
     return trainer

@@ -1,0 +1,154 @@
+"""Checkpoints that are whole or not there, and a model card that says what was trained."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import transformers
+import trl
+from safetensors import SafetensorError
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
+from trl import GRPOTrainer
+
+from polopt.losses import Algorithm
+
+__all__ = ["STATE", "CheckpointingTrainer", "replace_folder", "sync"]
+
+STATE = "polopt.json"
+"""What polopt adds to a checkpoint of TRL."""
+
+_STAGING = ".saving"  # beside the checkpoints, so that a rename is atomic
+
+
+class CheckpointingTrainer(GRPOTrainer):
+    """`trl.GRPOTrainer` whose checkpoints appear when they are complete; see `PolicyTrainer`.
+
+    All ranks write into a folder beside the checkpoints; it is brought to the disk, renamed, and
+    only then older ones are removed. A kill or a full disk leaves the earlier ones as they were.
+    """
+
+    algorithm: Algorithm
+    _staging: Path | None = None
+
+    def _state_of_run(self) -> dict[str, Any]:
+        """Return what `STATE` holds, as JSON."""
+        raise NotImplementedError
+
+    def _get_output_dir(self, trial: Any) -> str:  # noqa: ANN401
+        return super()._get_output_dir(trial) if self._staging is None else str(self._staging)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:  # noqa: ANN401
+        root, writes = Path(super()._get_output_dir(trial)), self.args.should_save
+        name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        staging = root / _STAGING
+        if writes:
+            shutil.rmtree(staging, ignore_errors=True)  # of a run that was killed
+        self.accelerator.wait_for_everyone()
+        try:
+            self._staging = staging
+            super()._save_checkpoint(model, trial)  # every rank writes its random state
+            self._staging = None
+            self.accelerator.wait_for_everyone()
+            if writes:
+                made = staging / name
+                self._name_best(root)
+                self.state.save_to_json(str(made / "trainer_state.json"))
+                (made / STATE).write_text(json.dumps(self._state_of_run()))
+                replace_folder(made, root / name)
+        except (OSError, RuntimeError, SafetensorError) as error:  # torch has no error of its own
+            raise OSError(
+                f"cannot write the checkpoint {root / name}: {error}; earlier ones are as they were"
+            ) from error
+        finally:
+            self._staging = None
+            if writes:
+                shutil.rmtree(staging, ignore_errors=True)
+        if writes:
+            rotate_checkpoints(
+                output_dir=str(root),
+                save_total_limit=self.args.save_total_limit,
+                best_model_checkpoint=self.state.best_model_checkpoint,
+                use_mtime=True,
+            )
+        self.accelerator.wait_for_everyone()
+
+    def _name_best(self, root: Path) -> None:
+        """Let `metric_for_best_model` point at the best checkpoint's place, not at the staging."""
+        step = self.state.best_global_step
+        best = root / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+        if step and (best.is_dir() or step == self.state.global_step):
+            self.state.best_model_checkpoint = str(best)
+
+    def create_model_card(
+        self,
+        model_name: str | None = None,
+        dataset_name: str | None = None,
+        tags: str | list[str] | None = None,
+    ) -> None:
+        """Write README.md into the output folder: what was trained, from what, and with what.
+
+        TRL's own card would say GRPO, and cite its paper, whatever the algorithm is.
+
+        Args:
+            model_name: Heads the card.
+            dataset_name: On the hub.
+            tags: Further tags.
+        """
+        if not self.is_world_process_zero():
+            return
+        base = getattr(self.model.config, "_name_or_path", "")
+        base = "" if os.path.isdir(base) else base
+        more = [tags] if isinstance(tags, str) else tags or []
+        head = ["library_name: transformers", f"tags: [{', '.join(['polopt', 'trl', *more])}]"]
+        head += [f"base_model: {base}"] if base else []
+        head += [f"datasets: {dataset_name}"] if dataset_name else []
+        versions = f"TRL {trl.__version__}, transformers {transformers.__version__}"
+        rule, objective = self.algorithm.advantage, self.algorithm.objective
+        lines = [
+            *("---", *head, "---", "", f"# {model_name or 'Model'}", ""),
+            f"Trained by reinforcement learning{f' from {base}' if base else ''} with polopt's "
+            f"`PolicyTrainer` on {versions}.",
+            "",
+            f"- loss: `{objective}`",
+            f"- advantage: `{getattr(rule.estimate, '__name__', rule.estimate)}` "
+            f"{dict(rule.settings)}, {'whitened' if rule.whiten else 'not whitened'}",
+            f"- sampling: `{self.algorithm.sampling}`",
+            f"- rewards: {', '.join(self.reward_func_names)}",
+            "",
+        ]
+        path = Path(self.args.output_dir) / "README.md"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines), encoding="utf-8")
+
+
+def replace_folder(made: Path, target: Path) -> None:
+    """Bring a folder to the disk and give it its name; one of that name goes when this is there.
+
+    Args:
+        made: The complete folder, on the same file system.
+        target: Its name.
+    """
+    sync(made)
+    old = target.with_name(f".{target.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        target.rename(old)
+    made.rename(target)
+    _sync_one(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def sync(folder: Path) -> None:
+    """Bring a folder and all in it to the disk."""
+    for path in [*folder.rglob("*"), folder]:
+        _sync_one(path)
+
+
+def _sync_one(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
