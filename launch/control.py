@@ -1,10 +1,13 @@
 """The job of a control task: an actor and a critic trained by TorchRL's parts and our losses."""
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from polopt.envs.control import ControlTask
+from polopt.envs.potentials import CarEnergy
 from polopt.launch.job import COMMON, loss_names, processes, seed, task_names
 from polopt.launch.recipe import RecipeError, build, call, check_keys, complete
 from polopt.losses import Algorithm, gae
@@ -20,13 +23,18 @@ __all__ = [
     "ControlJob",
     "Evaluation",
     "Network",
+    "ObservationScaling",
     "Optimizer",
-    "Scaling",
+    "RewardScaling",
     "Updates",
+    "check_positive",
     "prepare",
+    "read_section",
 ]
 
 T = TypeVar("T")
+
+_MOST_WEIGHTS = 100_000_000
 
 _MEASURED = (
     "clip_fraction", "entropy", "episodes", "explained_variance", "grad_norm", "loss_critic",
@@ -44,15 +52,18 @@ class Collection:
         frames_per_batch: Steps in one batch, over all copies.
         total_frames: Steps in the whole run, at most; only whole batches are collected.
         use: `BatchedCollector`, TorchRL's `Collector`, or `module:name` of one like them.
+        not_finite: What follows an observation or a reward that is not finite: `stop` ends the
+            run, `drop` leaves that environment out of the batch and resets it.
     """
 
     num_envs: int
     frames_per_batch: int
     total_frames: int
     use: str = "BatchedCollector"
+    not_finite: Literal["stop", "drop"] = "stop"
 
     def __post_init__(self) -> None:
-        _positive(self, "num_envs", "frames_per_batch", "total_frames")
+        check_positive(self, "num_envs", "frames_per_batch", "total_frames")
         if self.frames_per_batch % self.num_envs:
             raise ValueError(
                 f"frames_per_batch {self.frames_per_batch} must be a multiple of num_envs "
@@ -78,6 +89,12 @@ class Network:
     def __post_init__(self) -> None:
         if any(width < 1 for width in self.hidden):
             raise ValueError(f"hidden must be positive widths, got {list(self.hidden)}")
+        weights = sum(a * b for a, b in pairwise((1, *self.hidden, 1)))
+        if weights > _MOST_WEIGHTS:
+            raise ValueError(
+                f"hidden {list(self.hidden)} makes layers of {weights:,} weights, more than the "
+                f"{_MOST_WEIGHTS:,} that fit a network of control: use narrower layers"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +115,7 @@ class Updates:
     target_kl: float | None = None
 
     def __post_init__(self) -> None:
-        _positive(self, "epochs", "minibatch_size", "max_grad_norm", "target_kl")
+        check_positive(self, "epochs", "minibatch_size", "max_grad_norm", "target_kl")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,13 +131,26 @@ class Optimizer:
     eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        _positive(self, "eps")
-        if isinstance(self.lr, float | int) and not self.lr > 0:
-            raise ValueError(f"lr must be positive, got {self.lr}")
+        check_positive(self, "eps")
+        check_positive(self, "lr")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scaling:
+class ObservationScaling:
+    """How observations are scaled; see `polopt.ext.torchrl.transforms.ObservationScaling`.
+
+    Attributes:
+        clamp: Scaled observations are clamped to ± this; none leaves them.
+    """
+
+    clamp: float | None = 10.0
+
+    def __post_init__(self) -> None:
+        check_positive(self, "clamp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardScaling:
     """How rewards are scaled; see `polopt.ext.torchrl.transforms.RewardScaling`.
 
     Attributes:
@@ -132,7 +162,7 @@ class Scaling:
     constant: float | None = None
 
     def __post_init__(self) -> None:
-        _positive(self, "clamp", "constant")
+        check_positive(self, "clamp", "constant")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +180,11 @@ class Evaluation:
     stop_at: float | None = None
 
     def __post_init__(self) -> None:
-        _positive(self, "every", "episodes")
+        check_positive(self, "every", "episodes")
+        if self.stop_at is not None and not math.isfinite(self.stop_at):
+            raise ValueError(
+                f"stop_at must be a number, or null to go on to the last frame, got {self.stop_at}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +198,7 @@ class Checkpoints:
     every: int = 20_480
 
     def __post_init__(self) -> None:
-        _positive(self, "every")
+        check_positive(self, "every")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +213,9 @@ class ControlJob:
     update: Updates
     network: Network = field(default_factory=Network)
     optimizer: Optimizer = field(default_factory=Optimizer)
-    reward_scaling: Scaling | None = None
+    observation_scaling: ObservationScaling | None = None
+    reward_scaling: RewardScaling | None = None
+    potential: Callable[..., Any] | None = None
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     processes: int = 1
@@ -225,11 +261,12 @@ def prepare(tree: dict[str, Any], *, name: str) -> ControlJob:
         "network": Network,
         "update": Updates,
         "optimizer": Optimizer,
-        "reward_scaling": Scaling,
+        "observation_scaling": ObservationScaling,
+        "reward_scaling": RewardScaling,
         "evaluation": Evaluation,
         "checkpoints": Checkpoints,
     }
-    check_keys(tree, (*COMMON, *sections))
+    check_keys(tree, (*COMMON, *sections, "reward_shaping"))
     for key in ("algorithm", "collector", "update"):
         if key not in tree:
             raise RecipeError(f"the section {key!r} is missing")
@@ -245,10 +282,12 @@ def prepare(tree: dict[str, Any], *, name: str) -> ControlJob:
     evaluation.setdefault("stop_at", task.bar)
     settings: dict[str, Any] = {}
     for key, kind in sections.items():
-        tree.setdefault(key, None if key == "reward_scaling" else {})
-        if key == "reward_scaling" and tree[key] is None:
+        optional = key in ("observation_scaling", "reward_scaling")
+        tree.setdefault(key, None if optional else {})
+        if optional and tree[key] is None:
             continue
-        settings[key] = _section(tree, key, kind)
+        settings[key] = read_section(tree, key, kind)
+    settings["potential"] = _potential(tree)
     complete({"use": tree["collector"]["use"]}, collector_names(), "collector")
     job = ControlJob(name=name, tree=tree, task=task, algorithm=algorithm, **settings)
     frames, size = job.collector.frames_per_batch, job.update.minibatch_size
@@ -274,8 +313,17 @@ def prepare(tree: dict[str, Any], *, name: str) -> ControlJob:
     return job
 
 
-def _section(tree: dict[str, Any], key: str, kind: type[T]) -> T:
-    """Build one section, and write its defaults into the recipe."""
+def read_section(tree: dict[str, Any], key: str, kind: type[T]) -> T:
+    """Build one section of a recipe, and write its defaults into the recipe.
+
+    Args:
+        tree: The recipe, which is changed.
+        key: The section.
+        kind: A dataclass.
+
+    Raises:
+        RecipeError: If a setting is unknown, missing or out of range.
+    """
     check_keys(tree[key], kind.__dataclass_fields__, key)  # type: ignore[attr-defined]
     given = {k: complete(v, loss_names(), f"{key}.{k}") for k, v in tree[key].items()}
     # The collector's `use` is looked up when the run begins.
@@ -284,6 +332,22 @@ def _section(tree: dict[str, Any], key: str, kind: type[T]) -> T:
     defaults = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(section).items()}  # type: ignore[call-overload]
     tree[key] = {**defaults, **given}
     return section
+
+
+def _potential(tree: dict[str, Any]) -> Callable[..., Any] | None:
+    """Build the section `reward_shaping`: the potential, a function of observations."""
+    section = tree.setdefault("reward_shaping", None)
+    if section is None:
+        return None
+    names = {"CarEnergy": CarEnergy}
+    tree["reward_shaping"] = complete(section, names, "reward_shaping")
+    potential = build(section, names, "reward_shaping")
+    if not callable(potential):
+        raise RecipeError(
+            "'reward_shaping' must build a function of observations, for example "
+            f"{{use: CarEnergy, weight: 10}}, got {section!r}"
+        )
+    return potential
 
 
 def _check_algorithm(algorithm: Any) -> None:  # noqa: ANN401
@@ -319,8 +383,10 @@ def _check_algorithm(algorithm: Any) -> None:  # noqa: ANN401
         raise RecipeError(f"'algorithm': {error}") from error
 
 
-def _positive(section: object, *names: str) -> None:
+def check_positive(section: object, *names: str) -> None:
+    """Raise a ValueError if a number of a section is not positive and finite."""
     for name in names:
         value = getattr(section, name)
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} must be positive, got {value}")
+        if isinstance(value, float | int) and not 0 < value < math.inf:
+            what = "finite" if value == math.inf else "positive"
+            raise ValueError(f"{name} must be {what}, got {value}")

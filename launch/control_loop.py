@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from polopt.envs.control import ControlTask
+from polopt.envs.finite import FiniteEnv
 from polopt.ext.metrics import PHASES
 from polopt.ext.torchrl.evaluate import play
 from polopt.launch.control import Checkpoints, Evaluation
@@ -73,6 +74,7 @@ def train(
     evaluation: Evaluation,
     checkpoints: Checkpoints,
     seed: int,
+    drop: bool = False,
 ) -> dict[str, Any]:
     """Train until the bar or the last frame, and return the summary.
 
@@ -84,6 +86,7 @@ def train(
         evaluation: When the policy is evaluated, and the bar.
         checkpoints: When the run is saved.
         seed: Of the recipe.
+        drop: Whether an episode of an evaluation is left out if a number of it is not finite.
 
     Raises:
         FloatingPointError: As `Learner.iterate`.
@@ -92,7 +95,7 @@ def train(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # networks this small only lose by sharing work
     try:
-        loop = _Loop(make(), run, task, total_frames, evaluation, checkpoints, seed)
+        loop = _Loop(make(), run, task, total_frames, evaluation, checkpoints, seed, drop)
         loop.run_to_end()
         return loop.summary()
     finally:
@@ -111,11 +114,12 @@ class _Loop:
         evaluation: Evaluation,
         checkpoints: Checkpoints,
         seed: int,
+        drop: bool,
     ) -> None:
         self.learner, self.run, self.task = learner, run, task
         self.total_frames, self.seed = total_frames, seed
         self.evaluation, self.checkpoints = evaluation, checkpoints
-        self.env = task.make(evaluation.episodes, seed=seed)
+        self.env = FiniteEnv(task.make(evaluation.episodes, seed=seed), drop=drop)
         self.frames = 0
         self.greedy = -math.inf
         self.solved = False
@@ -152,7 +156,8 @@ class _Loop:
         title = f"{self.task.name}, seed {self.seed}"
         picture = self.run.path / "learning_curve.svg"
         write_curves(picture, curves, title=title, x="frames", y="return")
-        phases = {p: sum(m.get(f"time_{p}", 0.0) for m in lines) for p in PHASES}
+        logged = {p: [m[f"time_{p}"] for m in lines if f"time_{p}" in m] for p in PHASES}
+        phases = {phase: sum(seconds) for phase, seconds in logged.items() if seconds}
         # Without a bar nothing is solved or not.
         solved = {} if self.evaluation.stop_at is None else {"solved": self.solved}
         return {
@@ -182,8 +187,14 @@ class _Loop:
     def _evaluate(self) -> None:
         # Starts differ between evaluations and are the same for a resumed run.
         self.env.set_seed((self.seed * 1_000_003 + self.frames) % 2**31)
+        self.env.begin(f"the evaluation at frame {self.frames}")
         began = time.perf_counter()
-        returns = play(self.env, self.learner.act)
+        returns = play(self.env, self.learner.act)[~self.env.broken]
+        if not len(returns):
+            raise FloatingPointError(
+                "every environment gave numbers that are not finite in the evaluation at frame "
+                f"{self.frames}"
+            )
         self.greedy = float(returns.mean())
         self.run.log(
             self.frames,

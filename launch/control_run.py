@@ -2,23 +2,32 @@
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.collectors import Collector
 
+from polopt.envs.finite import FiniteEnv
 from polopt.ext.metrics import Stopwatch
 from polopt.ext.torchrl.collector import BatchedCollector
 from polopt.ext.torchrl.networks import distribution_of, flatten, make_actor, make_critic, value_of
-from polopt.ext.torchrl.transforms import GAEAdvantage, RewardScaling, running_return
+from polopt.ext.torchrl.transforms import (
+    GAEAdvantage,
+    ObservationScaling,
+    PotentialShaping,
+    RewardScaling,
+    running_return,
+)
 from polopt.ext.torchrl.update import Update
 from polopt.launch import control_loop
 from polopt.launch.control import ControlJob
 from polopt.launch.control_loop import Diverged
 from polopt.launch.recipe import build
+from polopt.launch.record import read_metrics
 from polopt.launch.run import Run
 from polopt.losses import explained_variance, resolve
 from polopt.losses.controllers import load_states, observe_all, states_of
@@ -26,6 +35,9 @@ from polopt.losses.modules import PolicyLoss
 from polopt.losses.schedules import value_at
 
 __all__ = ["collector_names", "train"]
+
+_DROPPED = "environments_dropped"
+_LARGEST_WEIGHT = 1e10  # beyond it layers overflow, and the next draw of an action fails
 
 
 def collector_names() -> dict[str, Callable[..., Any]]:
@@ -40,7 +52,7 @@ def train(job: ControlJob, run: Run) -> dict[str, Any]:
         FloatingPointError: If an observation, a reward or a loss is not finite. The newest
             checkpoint is from before the update that went wrong.
     """
-    return control_loop.train(
+    summary = control_loop.train(
         lambda: _OnPolicy(job),
         run,
         task=job.task,
@@ -48,7 +60,10 @@ def train(job: ControlJob, run: Run) -> dict[str, Any]:
         evaluation=job.evaluation,
         checkpoints=job.checkpoints,
         seed=job.tree["seed"],
+        drop=job.collector.not_finite == "drop",
     )
+    dropped = sum(m.get(_DROPPED, 0) for m in read_metrics(run.path / "metrics.jsonl"))
+    return {**summary, _DROPPED: int(dropped)} if dropped else summary
 
 
 def _last(job: ControlJob) -> int:
@@ -64,24 +79,37 @@ class _OnPolicy:
         self.job = job
         self.watch = Stopwatch()
         torch.manual_seed(job.tree["seed"])
-        envs = job.collector.num_envs
-        self.env = job.task.make(envs, seed=job.tree["seed"])
-        self.actor = make_actor(self.env, job.network.hidden)
-        self.critic = make_critic(self.env, job.network.hidden)
+        envs, drop = job.collector.num_envs, job.collector.not_finite == "drop"
+        self.env = FiniteEnv(job.task.make(envs, seed=job.tree["seed"]), drop=drop)
+        self.observations = None
+        if job.observation_scaling is not None:
+            width = self.env.observation_spec["observation"].shape[-1]
+            self.observations = ObservationScaling(width, clamp=job.observation_scaling.clamp)
+        self.actor = make_actor(self.env, job.network.hidden, scaling=self.observations)
+        self.critic = make_critic(self.env, job.network.hidden, scaling=self.observations)
         self.distribution = distribution_of(self.actor)
-        parameters = flatten([*self.actor.parameters(), *self.critic.parameters()])
-        self.optimizer = torch.optim.Adam([parameters], lr=0.0, eps=job.optimizer.eps, fused=True)
+        self.parameters = flatten([*self.actor.parameters(), *self.critic.parameters()])
+        self.optimizer = torch.optim.Adam(
+            [self.parameters], lr=0.0, eps=job.optimizer.eps, fused=True
+        )
         settings = resolve(job.algorithm.advantage, 0).settings
+        reward: NestedKey = ("next", "reward")
+        self.shaping = None
+        if job.potential is not None:
+            self.shaping = PotentialShaping(job.potential, gamma=settings["gamma"])
+            reward = ("next", "shaped_reward")
         self.scaling = None
         if (scaling := job.reward_scaling) is not None:
             self.scaling = RewardScaling(
-                envs, gamma=settings["gamma"], clamp=scaling.clamp, constant=scaling.constant
+                envs,
+                gamma=settings["gamma"],
+                clamp=scaling.clamp,
+                constant=scaling.constant,
+                reward=reward,
             )
+            reward = ("next", "scaled_reward")
         self.advantage = GAEAdvantage(
-            self.critic,
-            **settings,
-            whiten=job.algorithm.advantage.whiten,
-            reward=("next", "reward" if self.scaling is None else "scaled_reward"),
+            self.critic, **settings, whiten=job.algorithm.advantage.whiten, reward=reward
         )
         self.algorithm = copy.deepcopy(job.algorithm)  # its controllers change
         self.loss = PolicyLoss(resolve(self.algorithm, 0))
@@ -105,28 +133,28 @@ class _OnPolicy:
             self.batches = self._batches(_last(self.job) - frames)
         before = self.state()
         self.watch.start()
-        batch = next(self.batches)
-        self.watch.lap("collect")
-        frames += batch.numel()
-        _check_batch(batch)
-        lr = self._schedule(frames)
-        if self.scaling is not None:
-            self.scaling(batch)
-        self.advantage(batch)
-        self.watch.lap("advantage")
-        metrics = self.update(batch)
-        metrics["explained_variance"] = explained_variance(
-            batch["state_value"], batch["value_target"]
-        )
-        metrics |= self._episodes(batch)
-        numbers = dict(zip(metrics, torch.stack(list(metrics.values())).tolist(), strict=True))
-        for name, value in numbers.items():
-            if name.startswith("loss_") and not math.isfinite(value):
-                self.load(*before)
-                raise Diverged(
-                    f"{name} became {value} in the update at frame {frames}; the checkpoint of "
-                    f"frame {frames - batch.numel()} is from before it: try a lower optimizer.lr"
+        try:
+            self.env.begin(f"the batch that begins at frame {frames}")
+            batch = next(self.batches)
+            self.watch.lap("collect")
+            frames += batch.numel()
+            metrics, lr = self._learn(batch, frames)
+            numbers = dict(zip(metrics, torch.stack(list(metrics.values())).tolist(), strict=True))
+            for name, value in numbers.items():
+                if name.startswith("loss_") and not math.isfinite(value):
+                    raise FloatingPointError(
+                        f"{name} became {value} in the update at frame {frames}: try a lower "
+                        "optimizer.lr"
+                    )
+            largest = float(self.parameters.detach().abs().max())
+            if not largest < _LARGEST_WEIGHT:
+                raise FloatingPointError(
+                    f"a weight became {largest} in the update at frame {frames}: try a lower "
+                    "optimizer.lr"
                 )
+        except FloatingPointError as error:
+            self.load(*before)
+            raise Diverged(str(error)) from error
         observe_all(self.algorithm, numbers, batch.numel())
         return frames, {**numbers, "learning_rate": lr, **self.watch.take()}
 
@@ -169,19 +197,65 @@ class _OnPolicy:
 
     def _batches(self, frames: int) -> Iterator[TensorDictBase]:
         generator = torch.get_rng_state()  # making a collector must not change what follows
-        collector = build(
-            {
-                "use": self.job.collector.use,
-                "create_env_fn": self.env,
-                "policy": self.actor,
-                "frames_per_batch": self.job.collector.frames_per_batch,
-                "total_frames": frames,
-            },
-            collector_names(),
-            "collector",
-        )
+        with warnings.catch_warnings():
+            # TorchRL's would add a flag for recurrent policies, of which there are none here.
+            warnings.filterwarnings(
+                "ignore", "The env passed to Collector is missing transforms", FutureWarning
+            )
+            collector = build(
+                {
+                    "use": self.job.collector.use,
+                    "create_env_fn": self.env,
+                    "policy": self.actor,
+                    "frames_per_batch": self.job.collector.frames_per_batch,
+                    "total_frames": frames,
+                },
+                collector_names(),
+                "collector",
+            )
         torch.set_rng_state(generator)
         return iter(collector)
+
+    def _learn(self, batch: TensorDictBase, frames: int) -> tuple[dict[str, Tensor], float]:
+        """Learn from a batch [N, T], and return what was measured and the learning rate."""
+        broken = self.env.broken
+        if not broken.any():
+            return self._learn_from(batch, frames)
+        kept = ~broken
+        if not kept.any():
+            raise FloatingPointError(
+                f"every environment gave numbers that are not finite before frame {frames}"
+            )
+        # What the others earned so far goes on; a broken one begins anew.
+        carried = [(self, "earned")]
+        carried += [] if self.scaling is None else [(self.scaling, "running")]
+        whole = [getattr(owner, name).masked_fill(broken, 0.0) for owner, name in carried]
+        for (owner, name), carry in zip(carried, whole, strict=True):
+            setattr(owner, name, carry[kept])
+        metrics, lr = self._learn_from(batch[kept], frames)
+        for (owner, name), carry in zip(carried, whole, strict=True):
+            setattr(owner, name, carry.masked_scatter(kept, getattr(owner, name)))
+        return {**metrics, _DROPPED: broken.sum().float()}, lr
+
+    def _learn_from(self, batch: TensorDictBase, frames: int) -> tuple[dict[str, Tensor], float]:
+        lr = self._schedule(frames)
+        if self.shaping is not None:
+            self.shaping(batch)
+        if self.scaling is not None:
+            self.scaling(batch)
+        self.advantage(batch)
+        self.watch.lap("advantage")
+        # Without its broken environments a batch has as many minibatches, a little smaller.
+        count = self.job.collector.frames_per_batch // self.job.update.minibatch_size
+        size = self.update.minibatch_size = batch.numel() // count
+        whole = batch.numel() == count * size
+        metrics = self.update(batch if whole else batch.reshape(-1)[: count * size])
+        if self.observations is not None:
+            self.observations.measure(batch["observation"])
+        metrics["explained_variance"] = explained_variance(
+            batch["state_value"], batch["value_target"]
+        )
+        return metrics | self._episodes(batch), lr
 
     def _schedule(self, frames: int) -> float:
         """Bring every coefficient to its value at `frames`, and return the learning rate."""
@@ -209,17 +283,3 @@ class _OnPolicy:
     def _modules(self) -> dict[str, torch.nn.Module]:
         modules = {"actor": self.actor, "critic": self.critic}
         return modules if self.scaling is None else {**modules, "scaling": self.scaling}
-
-
-def _check_batch(batch: TensorDictBase) -> None:
-    """Refuse a batch with a number that is not finite, and say where it came from."""
-    for name in ("reward", "observation"):
-        entry = batch["next", name]
-        if not torch.isfinite(entry.sum()):
-            wrong = (~torch.isfinite(entry)).flatten(2).any(-1).nonzero()
-            if len(wrong):
-                env, step = wrong[0].tolist()
-                raise FloatingPointError(
-                    f"the {name} of environment {env} is {entry[env, step].tolist()} at step "
-                    f"{step} of the batch; nothing was learnt from this batch"
-                )

@@ -23,22 +23,25 @@ from polopt.ext.torchrl.distributions import Categorical
 __all__ = ["distribution_of", "flatten", "make_actor", "make_critic", "value_of"]
 
 
-def make_actor(env: EnvBase, hidden: Sequence[int] = (64, 64)) -> ProbabilisticActor:
+def make_actor(
+    env: EnvBase, hidden: Sequence[int] = (64, 64), *, scaling: nn.Module | None = None
+) -> ProbabilisticActor:
     """Build an actor: tanh layers, then logits, or means with a deviation per action.
 
     Args:
         env: Has one observation entry, `observation` [..., O].
         hidden: Widths of the layers.
+        scaling: Layer before the first one, such as `transforms.ObservationScaling`.
     """
     space = env.action_spec_unbatched
     width = env.observation_spec["observation"].shape[-1]
     if isinstance(space, CategoricalSpec):
-        net: nn.Module = _layers((width, *hidden, space.space.n), last_gain=0.01)
+        net: nn.Module = _layers((width, *hidden, space.space.n), last_gain=0.01, scaling=scaling)
         keys, distribution = ["logits"], Categorical
     else:
         count = space.shape[-1]
         net = nn.Sequential(
-            _layers((width, *hidden, count), last_gain=0.01),
+            _layers((width, *hidden, count), last_gain=0.01, scaling=scaling),
             AddStateIndependentNormalScale(count, scale_mapping="exp"),
         )
         keys, distribution = ["loc", "scale"], IndependentNormal
@@ -50,10 +53,13 @@ def make_actor(env: EnvBase, hidden: Sequence[int] = (64, 64)) -> ProbabilisticA
     )
 
 
-def make_critic(env: EnvBase, hidden: Sequence[int] = (64, 64)) -> ValueOperator:
+def make_critic(
+    env: EnvBase, hidden: Sequence[int] = (64, 64), *, scaling: nn.Module | None = None
+) -> ValueOperator:
     """Build a critic with layers like those of `make_actor`; writes `state_value` [..., 1]."""
     width = env.observation_spec["observation"].shape[-1]
-    return ValueOperator(_layers((width, *hidden, 1), last_gain=1.0), in_keys=["observation"])
+    net = _layers((width, *hidden, 1), last_gain=1.0, scaling=scaling)
+    return ValueOperator(net, in_keys=["observation"])
 
 
 def distribution_of(actor: ProbabilisticActor) -> Callable[[Tensor], Distribution]:
@@ -124,9 +130,9 @@ def _is_network(module: TensorDictModuleBase) -> bool:
     return single and not sequence and list(module.in_keys) == ["observation"]
 
 
-def _layers(widths: Sequence[int], *, last_gain: float) -> nn.Sequential:
+def _layers(widths: Sequence[int], *, last_gain: float, scaling: nn.Module | None) -> nn.Sequential:
     """Linear layers with tanh between them, orthogonal weights and zero biases."""
-    layers: list[nn.Module] = []
+    layers: list[nn.Module] = [] if scaling is None else [scaling]
     for i, (inputs, outputs) in enumerate(pairwise(widths)):
         last = i == len(widths) - 2
         linear = nn.Linear(inputs, outputs)

@@ -1,14 +1,22 @@
 """What a collected batch gets before the loss sees it: scaled rewards and advantages."""
 
+from collections.abc import Callable
+
 import torch
 from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torch import Tensor
+from torch import Tensor, nn
 
 from polopt.ext.torchrl.networks import value_of
 from polopt.losses import discounted_return, gae, whiten
 
-__all__ = ["GAEAdvantage", "RewardScaling", "running_return"]
+__all__ = [
+    "GAEAdvantage",
+    "ObservationScaling",
+    "PotentialShaping",
+    "RewardScaling",
+    "running_return",
+]
 
 
 def running_return(reward: Tensor, done: Tensor, carry: Tensor, *, gamma: float) -> Tensor:
@@ -28,12 +36,106 @@ def running_return(reward: Tensor, done: Tensor, carry: Tensor, *, gamma: float)
     return discounted_return(first.flip(-1), before.flip(-1), gamma=gamma).flip(-1)
 
 
+def _counted(moments: Tensor, sample: Tensor) -> Tensor:
+    """Return count, mean and sum of squared deviations with a sample counted in.
+
+    Chan's update: the result does not depend on how the data are cut.
+
+    Args:
+        moments: float64 [3, ...].
+        sample: float [M, ...].
+    """
+    sample = sample.double()
+    count, mean, squares = moments
+    added, average = len(sample), sample.mean(0)
+    shift, total = average - mean, count + added
+    squares = squares + (sample - average).square().sum(0) + shift.square() * count * added / total
+    return torch.stack((total, mean + shift * added / total, squares))
+
+
+class ObservationScaling(nn.Module):
+    """The first layer of an actor and its critic: (x − running mean) / running deviation.
+
+    Inside the networks, and not in the environment, so that one observation means the same
+    when it is collected, learnt from and evaluated. `measure` counts observations in; call it
+    with each training batch once the policy has learnt from it, since statistics that change
+    between collecting and learning would move the ratio away from one. Nothing else changes
+    the statistics, so evaluation leaves them alone. They are buffers, so they are part of the
+    `state_dict`. Before the first `measure` observations pass unchanged.
+
+    Args:
+        width: O.
+        clamp: Scaled observations are clamped to ± this; None leaves them.
+
+    Raises:
+        ValueError: If `clamp` is not positive.
+    """
+
+    def __init__(self, width: int, *, clamp: float | None = 10.0) -> None:
+        super().__init__()
+        _check_positive(clamp=clamp)
+        self.clamp = clamp
+        self.moments: Tensor
+        self.mean: Tensor
+        self.deviation: Tensor
+        self.register_buffer("moments", torch.zeros(3, width, dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("deviation", torch.ones(width))
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Return scaled observations, [..., O]."""
+        scaled = (observation - self.mean) / self.deviation
+        return scaled if self.clamp is None else scaled.clamp(-self.clamp, self.clamp)
+
+    @torch.no_grad()
+    def measure(self, observation: Tensor) -> None:
+        """Count observations [..., O] in."""
+        self.moments.copy_(_counted(self.moments, observation.flatten(0, -2)))
+        count, mean, squares = self.moments
+        self.mean.copy_(mean)
+        self.deviation.copy_((squares / count + 1e-8).sqrt())
+
+
+class PotentialShaping(TensorDictModuleBase):
+    """Adds γ·Φ(s′) − Φ(s) to the reward: a hint that does not change which policy is optimal.
+
+    Φ of a terminal state counts as zero, or the hint would be a reward for ending; at a time
+    limit it is kept, like the value. Use it for training only. Reads `observation`, `next`'s
+    `observation`, `reward` and `terminated`; writes `("next", "shaped_reward")`.
+
+    Source: Ng, Harada, Russell, "Policy invariance under reward transformations", 1999.
+
+    Args:
+        potential: Φ, from observations [..., O] to [...].
+        gamma: Discount of the task.
+    """
+
+    in_keys = ("observation", ("next", "observation"), ("next", "reward"), ("next", "terminated"))
+    out_keys = (("next", "shaped_reward"),)
+
+    def __init__(self, potential: Callable[[Tensor], Tensor], *, gamma: float) -> None:
+        super().__init__()
+        self.potential, self.gamma = potential, gamma
+
+    @torch.no_grad()
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write the shaped reward to `tensordict` [N, T] and return it."""
+        before, after = (
+            self.potential(tensordict[key]).unsqueeze(-1)
+            for key in ("observation", ("next", "observation"))
+        )
+        after = torch.where(tensordict["next", "terminated"], 0.0, after)
+        reward = tensordict["next", "reward"]
+        tensordict["next", "shaped_reward"] = reward + self.gamma * after - before
+        return tensordict
+
+
 class RewardScaling(TensorDictModuleBase):
     """Divides rewards by the running standard deviation of the discounted return.
 
     The mean is not subtracted: that would change what is optimal. In training mode each
     batch first updates the statistics; after `eval()` they stay. They are buffers, so they
-    are part of the `state_dict`. Reads `("next", "reward")`, writes
+    are part of the `state_dict`. Reads `reward` and `("next", "done")`, writes
     `("next", "scaled_reward")`.
 
     Order as in stable-baselines3's `VecNormalize`: the return is updated, counted, and then
@@ -45,12 +147,12 @@ class RewardScaling(TensorDictModuleBase):
         gamma: Discount of the return.
         clamp: Scaled rewards are clamped to ± this; None leaves them.
         constant: Divide by this number instead; nothing is measured then.
+        reward: Entry that holds the reward, [N, T, 1].
 
     Raises:
         ValueError: If `clamp` or `constant` is not positive.
     """
 
-    in_keys = (("next", "reward"), ("next", "done"))
     out_keys = (("next", "scaled_reward"),)
 
     def __init__(
@@ -60,11 +162,11 @@ class RewardScaling(TensorDictModuleBase):
         gamma: float,
         clamp: float | None = 10.0,
         constant: float | None = None,
+        reward: NestedKey = ("next", "reward"),
     ) -> None:
         super().__init__()
-        for name, value in (("clamp", clamp), ("constant", constant)):
-            if value is not None and not value > 0.0:
-                raise ValueError(f"{name} must be positive or none, got {value}")
+        _check_positive(clamp=clamp, constant=constant)
+        self.in_keys = (reward, ("next", "done"))
         self.gamma, self.clamp, self.constant = gamma, clamp, constant
         self.running: Tensor
         self.moments: Tensor
@@ -83,7 +185,7 @@ class RewardScaling(TensorDictModuleBase):
     @torch.no_grad()
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the scaled reward to `tensordict` [N, T] and return it."""
-        reward = tensordict["next", "reward"]
+        reward = tensordict[self.in_keys[0]]
         if self.training and self.constant is None:
             self._measure(reward.squeeze(-1), tensordict["next", "done"].squeeze(-1))
         scaled = reward / self.scale.to(reward.dtype)
@@ -95,14 +197,7 @@ class RewardScaling(TensorDictModuleBase):
     def _measure(self, reward: Tensor, done: Tensor) -> None:
         earned = running_return(reward, done, self.running, gamma=self.gamma)
         self.running = torch.where(done[:, -1], 0.0, earned[:, -1])
-        # Chan's update of count, mean and sum of squared deviations.
-        sample = earned.double()
-        count, mean, squares = self.moments
-        added, shift = sample.numel(), sample.mean() - mean
-        total = count + added
-        squares = squares + (sample - sample.mean()).square().sum()
-        squares = squares + shift.square() * count * added / total
-        self.moments = torch.stack((total, mean + shift * added / total, squares))
+        self.moments = _counted(self.moments, earned.flatten())
 
 
 class GAEAdvantage(TensorDictModuleBase):
@@ -217,3 +312,9 @@ def _check_time(
             "steps do not follow each other along the last batch dimension: the batch looks "
             f"{order}, advantages need [N, T]"
         )
+
+
+def _check_positive(**values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and not value > 0.0:
+            raise ValueError(f"{name} must be positive or none, got {value}")

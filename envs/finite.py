@@ -1,0 +1,112 @@
+"""Watches an environment for observations and rewards that are not finite."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from polopt.envs.batched import VectorEnv
+
+__all__ = ["FiniteEnv"]
+
+
+class FiniteEnv(VectorEnv):
+    """An environment whose transitions are checked as they come.
+
+    One sum and one comparison per step of all copies. A number that is not finite would reach
+    the policy with the next step, and the weights with the next update.
+
+    Args:
+        env: What is watched.
+        drop: Instead of an error, the copy's episode is truncated there, with zeros in place
+            of what it gave, so that its collector resets it; `broken` remembers the copy.
+
+    Attributes:
+        broken: bool [N], the copies that gave such a number since the last `begin`.
+    """
+
+    def __init__(self, env: VectorEnv, *, drop: bool = False) -> None:
+        super().__init__(env.batch_size[0], device=env.device)
+        self.env, self.drop = env, drop
+        self.exact = env.exact
+        for name in ("observation_spec", "action_spec", "reward_spec", "done_spec"):
+            setattr(self, name, getattr(env, name).clone())
+        self.begin("the environment")
+
+    def begin(self, place: str) -> None:
+        """Forget broken copies, and count steps from zero.
+
+        Args:
+            place: What begins here, for the message of an error.
+        """
+        self.broken = torch.zeros(self.batch_size, dtype=torch.bool, device=self.device)
+        self._place, self._step_number = place, 0
+
+    def restart(self, mask: Tensor | None = None) -> Tensor:
+        """See `VectorEnv`.
+
+        Raises:
+            FloatingPointError: If an episode begins with such a number, also with `drop`.
+        """
+        observation = self.env.restart(mask)
+        if not math.isfinite(float(observation.sum())):
+            self._refuse("first observation of an episode", observation)
+        return observation
+
+    def advance(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """See `VectorEnv`.
+
+        Raises:
+            FloatingPointError: If a number is not finite, and `drop` is off.
+            ValueError: If a reward or a flag has another shape than [N].
+        """
+        observation, reward, terminated, truncated = self.env.advance(action)
+        if not reward.shape == terminated.shape == truncated.shape == self.batch_size:
+            shapes = [list(entry.shape) for entry in (reward, terminated, truncated)]
+            raise ValueError(
+                "reward, terminated and truncated of an environment must have shape "
+                f"{list(self.batch_size)}, got {', '.join(map(str, shapes))}"
+            )
+        if not math.isfinite(float(observation.sum() + reward.sum())):
+            wrong = ~(observation.isfinite().all(-1) & reward.isfinite())
+            if self.drop:
+                observation = torch.where(wrong.unsqueeze(-1), 0.0, observation)
+                reward = torch.where(wrong, 0.0, reward)
+                terminated, truncated = terminated & ~wrong, truncated | wrong
+                self.broken = self.broken | wrong
+            else:
+                self._refuse("reward", reward)
+                self._refuse("observation", observation)
+        self._step_number += 1
+        return observation, reward, terminated, truncated
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """See `VectorEnv`."""
+        return self.env.snapshot()
+
+    def restore(self, snapshot: Mapping[str, Tensor]) -> Tensor:
+        """See `VectorEnv`."""
+        self._restored = True
+        return self.env.restore(snapshot)
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """Close the environment."""
+        self.env.close(raise_if_closed=raise_if_closed)
+        super().close(raise_if_closed=raise_if_closed)
+
+    def _observe(self) -> Tensor:
+        return self.env._observe()
+
+    def _set_seed(self, seed: int | None) -> None:
+        self.env.set_seed(seed)
+
+    def _refuse(self, what: str, entry: Tensor) -> None:
+        """Raise if one row of an entry [N, ...] is not finite."""
+        wrong = (~entry.isfinite()).flatten(1).any(-1) if entry.ndim > 1 else ~entry.isfinite()
+        if wrong.any():
+            row = int(wrong.nonzero()[0])
+            raise FloatingPointError(
+                f"the {what} of environment {row} is {entry[row].tolist()} at step "
+                f"{self._step_number} of {self._place}"
+            )
