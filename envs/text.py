@@ -1,15 +1,14 @@
 """Text tasks: problems, rewards, and what counts as a correct answer."""
 
+import asyncio
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Reward", "TextTask", "arithmetic"]
+from polopt.envs.contract import Reward, checked, is_async, text_of
 
-Reward = Callable[..., Sequence[float | None]]
-"""`reward(prompts=…, completions=…, **columns)` gives one score per completion, None to leave
-the sample out. The columns are those of the rows, as in TRL."""
+__all__ = ["Reward", "TextTask", "arithmetic"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +65,10 @@ class TextTask:
             return []
         columns = {key: [row[key] for row in rows] for key in rows[0]}
         prompts = columns.pop("prompt")
-        scores = self.rewards[0](prompts=prompts, completions=list(completions), **columns)
+        reward = checked(self.rewards[0])
+        scores = reward(prompts=prompts, completions=list(completions), **columns)
+        if is_async(reward):
+            scores = asyncio.run(scores)
         return [score is not None and score >= self.correct_at for score in scores]
 
     def final_answer(self, completion: str) -> str:
@@ -135,7 +137,7 @@ def arithmetic(
 
     def score_answer(completions: Sequence[Any], answer: Sequence[str], **_: Any) -> list[float]:  # noqa: ANN401
         return [
-            problems.score_answer(_text(completion).strip(), {"answer": expected})
+            problems.score_answer(text_of(completion).strip(), {"answer": expected})
             for completion, expected in zip(completions, answer, strict=True)
         ]
 
@@ -156,11 +158,6 @@ def held_out(prompt: str, share: float = 0.2) -> bool:
     """
     digest = hashlib.sha256(prompt.encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
-
-
-def _text(completion: Any) -> str:  # noqa: ANN401
-    """Return the text of a completion, which is a string or a list of messages."""
-    return completion if isinstance(completion, str) else completion[-1]["content"]
 
 
 def _reasoning_gym(name: str, **config: Any) -> Any:  # noqa: ANN401

@@ -9,10 +9,12 @@ _EXTRAS = {
     "transformers": "trl",
     "accelerate": "trl",
     "datasets": "trl",
+    "pyarrow": "trl",
     "reasoning_gym": "trl",
     "Box2D": "control",
     "mujoco": "control",
     "vllm": "vllm",
+    "math_verify": "math",
     "hydra": "verl",
 }
 
