@@ -1,9 +1,11 @@
-"""The walks of `SumTree` in numba: the same arithmetic as in torch, in the same order."""
+"""The loops of `SumTree` and `Priorities` in numba: the arithmetic of torch, in the same order."""
+
+import math
 
 import numpy as np
 from numba import njit
 
-__all__ = ["find", "write"]
+__all__ = ["draw", "find", "first_wrong", "renew", "write"]
 
 
 @njit(cache=True)
@@ -29,7 +31,7 @@ def write(
         last = -1
         for i in range(len(nodes)):
             node = nodes[i]
-            if node != last:  # batches come sorted from `find`
+            if node != last:  # slots of `find` come in order
                 first = below + node * fanout
                 total, least = 0.0, np.inf
                 for child in range(first, first + fanout):
@@ -44,26 +46,84 @@ def write(
 @njit(cache=True)
 def find(sums: np.ndarray, offsets: np.ndarray, fanout: int, mass: np.ndarray) -> np.ndarray:
     """Walk down from the root to the leaf that each mass falls on."""
-    found = np.empty(len(mass), np.int64)
-    top = len(offsets) - 1
-    for i in range(len(mass)):
-        rest, node = mass[i], 0
-        for level in range(top - 1, -1, -1):
-            first = offsets[level] + node * fanout
-            before, total, child = 0.0, 0.0, 0
-            while child < fanout:
-                total = before + sums[first + child]
-                if total > rest:
-                    break
-                before = total
-                child += 1
+    rest = mass.copy()
+    nodes = np.zeros(len(mass), np.int64)
+    for level in range(len(offsets) - 2, -1, -1):
+        for i in range(len(mass)):  # the walks side by side: no branch depends on a mass
+            first = offsets[level] + nodes[i] * fanout
+            end, before, child = 0.0, 0.0, 0
+            for j in range(first, first + fanout):
+                end += sums[j]
+                child += end <= rest[i]
+                before = end if end <= rest[i] else before
             if child == fanout:  # rounding led past the end: the last leaf that has mass
-                rest = np.nextafter(total, 0.0)
-                before, child = 0.0, 0
-                while before + sums[first + child] <= rest:
-                    before += sums[first + child]
+                rest[i] = np.nextafter(end, 0.0)
+                end, before, child = 0.0, 0.0, 0
+                while end + sums[first + child] <= rest[i]:
+                    end += sums[first + child]
+                    before = end
                     child += 1
-            rest -= before
-            node = node * fanout + child
-        found[i] = node
-    return found
+            rest[i] -= before
+            nodes[i] = nodes[i] * fanout + child
+    return nodes
+
+
+@njit(cache=True)
+def draw(
+    sums: np.ndarray,
+    minima: np.ndarray,
+    offsets: np.ndarray,
+    fanout: int,
+    uniform: np.ndarray,
+    beta: float,
+    generations: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return slots, weights and stamps for `uniform`, a number in [0, 1) for each part."""
+    n = len(uniform)
+    part = sums[-1] / n
+    mass = np.empty(n)
+    for i in range(n):
+        mass[i] = (i + uniform[i]) * part
+    slots = find(sums, offsets, fanout, mass)
+    weights, stamps = np.empty(n, np.float32), np.empty(n, np.int64)
+    for i in range(n):
+        weights[i] = (sums[slots[i]] / minima[-1]) ** -beta
+        stamps[i] = generations[slots[i]]
+    return slots, weights, stamps
+
+
+@njit(cache=True)
+def renew(
+    sums: np.ndarray,
+    minima: np.ndarray,
+    offsets: np.ndarray,
+    fanout: int,
+    slots: np.ndarray,
+    errors: np.ndarray,
+    stamps: np.ndarray,
+    generations: np.ndarray,
+    alpha: float,
+    eps: float,
+) -> float:
+    """Write the priorities of errors whose stamps are current, and return the largest, or 0."""
+    kept, values = np.empty(len(slots), np.int64), np.empty(len(slots))
+    count, highest = 0, 0.0
+    for i in range(len(slots)):
+        now = generations[slots[i]]
+        if now > 0 and (len(stamps) == 0 or now == stamps[i]):
+            priority = math.fabs(errors[i]) + eps
+            kept[count] = slots[i]
+            values[count] = priority**alpha
+            highest = max(highest, priority)
+            count += 1
+    write(sums, minima, offsets, fanout, kept[:count], values[:count])
+    return highest
+
+
+@njit(cache=True)
+def first_wrong(slots: np.ndarray, errors: np.ndarray, capacity: int) -> int:
+    """Return the position of the first slot out of range or error not finite, or -1."""
+    for i in range(len(slots)):
+        if not (0 <= slots[i] < capacity and math.isfinite(errors[i])):
+            return i
+    return -1

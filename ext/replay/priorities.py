@@ -65,8 +65,8 @@ class Priorities:
 
     @property
     def highest(self) -> float:
-        """The largest priority seen so far, which new items take."""
-        return float(self._highest)
+        """The largest priority seen so far, which new items take; 1 before any."""
+        return self._highest
 
     def anneal(self, step: float) -> None:
         """Set β to its value at `step`, in the unit of its schedule."""
@@ -83,15 +83,18 @@ class Priorities:
         Raises:
             ValueError: If a slot is outside the capacity.
         """
-        slots = self._checked(slots)
-        self._count += int((self._stamps[slots.unique()] == 0).sum())
+        slots = slots.to(self.tree.device, torch.int64)
+        self._refuse(slots)
+        if self._count < self.tree.capacity:
+            self._count += int((self._stamps[slots.unique()] == 0).sum())
         self._writes += 1
         self._stamps[slots] = self._writes
-        self.tree.write(slots, (self._highest**self.alpha).expand(slots.shape).contiguous())
+        highest = torch.tensor(self._highest, dtype=torch.float64, device=self.tree.device)
+        self.tree.write(slots, (highest**self.alpha).expand(slots.shape).contiguous())
 
     def clear(self) -> None:
         """Forget all items; stamps given out before stay invalid."""
-        self._highest = torch.ones((), dtype=torch.float64, device=self.tree.device)
+        self._highest = 1.0
         self._stamps.zero_()
         self._count = 0
         self.tree.clear()
@@ -117,14 +120,18 @@ class Priorities:
                 f"n must be at least 1 and at most the number of stored items {self._count}, "
                 f"got {n}: store more before sampling, or sample fewer"
             )
-        device = self.tree.device
+        device, beta = self.tree.device, value_at(self.beta, self._step)
         uniform = torch.rand(
             n, dtype=torch.float64, device=device, generator=generator or self.generator
         )
+        if (kernels := self.tree.kernels) is not None:
+            drawn = kernels.draw(*self.tree.arrays(), uniform.numpy(), beta, self._stamps.numpy())
+            slots, weights, stamps = map(torch.from_numpy, drawn)
+            return slots, weights, stamps
         parts = torch.arange(n, dtype=torch.float64, device=device) + uniform
         slots = self.tree.find(parts * (self.tree.total / n))
         # (N·P(i))^−β over its maximum: N and the total cancel.
-        weights = (self.tree[slots] / self.tree.minimum) ** -value_at(self.beta, self._step)
+        weights = (self.tree[slots] / self.tree.minimum) ** -beta
         return slots, weights.float(), self._stamps[slots]
 
     def update(self, slots: Tensor, td_error: Tensor, stamps: Tensor | None = None) -> None:
@@ -142,33 +149,41 @@ class Priorities:
             ValueError: If an error is NaN or infinite (nothing is changed), a shape differs, or
                 a slot is outside the capacity.
         """
-        slots = self._checked(slots)
-        errors = td_error.detach().to(self.tree.device, torch.float64)
+        slots, errors = slots.to(self.tree.device, torch.int64), td_error.detach()
+        errors = errors.to(self.tree.device, torch.float64)
         if errors.shape != slots.shape or (stamps is not None and stamps.shape != slots.shape):
             raise ValueError(
                 f"td_error and stamps must have the shape of slots {tuple(slots.shape)}, got "
                 f"{tuple(errors.shape)} and {None if stamps is None else tuple(stamps.shape)}"
             )
-        finite = torch.isfinite(errors)
-        if not finite.all():
-            raise ValueError(
-                f"td_error must be finite, got {errors[~finite][0].item()} for slot "
-                f"{slots[~finite][0].item()}"
+        if stamps is not None:
+            stamps = stamps.to(self.tree.device)
+        if (kernels := self.tree.kernels) is not None:
+            if kernels.first_wrong(slots.numpy(), errors.numpy(), self.tree.capacity) >= 0:
+                self._refuse(slots, errors)
+            given = slots[:0] if stamps is None else stamps
+            highest = kernels.renew(
+                *self.tree.arrays(),
+                *(x.numpy() for x in (slots, errors, given, self._stamps)),
+                self.alpha,
+                self.eps,
             )
+            self._highest = max(self._highest, highest)
+            return
+        self._refuse(slots, errors)
         now = self._stamps[slots]
         keep = now > 0 if stamps is None else (now == stamps) & (now > 0)
         slots, priority = slots[keep], errors[keep].abs() + self.eps
-        if not len(slots):
-            return
-        self._highest = torch.maximum(self._highest, priority.max())
-        self.tree.write(slots, priority**self.alpha)
+        if len(slots):
+            self._highest = max(self._highest, float(priority.max()))
+            self.tree.write(slots, priority**self.alpha)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return all that changes, as tensors that are copies."""
         return {
             "values": self.tree.values,
             "stamps": self._stamps.clone(),
-            "highest": self._highest.clone(),
+            "highest": torch.tensor(self._highest, dtype=torch.float64),
             "writes": torch.tensor(self._writes),
             "step": torch.tensor(self._step, dtype=torch.float64),
             "generator": self.generator.get_state(),
@@ -187,16 +202,21 @@ class Priorities:
             )
         self.tree.write(torch.arange(len(values), device=self.tree.device), values)
         self._stamps = state["stamps"].to(self.tree.device, copy=True)
-        self._highest = state["highest"].to(self.tree.device, copy=True)
+        self._highest = float(state["highest"])
         self._writes, self._step = int(state["writes"]), float(state["step"])
         self._count = int((self._stamps > 0).sum())
         self.generator.set_state(state["generator"].cpu())
 
-    def _checked(self, slots: Tensor) -> Tensor:
-        slots = slots.to(self.tree.device, torch.int64)
-        if slots.numel() and not (slots.min() >= 0 and slots.max() < self.tree.capacity):
+    def _refuse(self, slots: Tensor, errors: Tensor | None = None) -> None:
+        if not slots.numel():
+            return
+        if not (slots.min() >= 0 and slots.max() < self.tree.capacity):
             raise ValueError(
                 f"slots must be within [0, {self.tree.capacity}), got {int(slots.min())} to "
                 f"{int(slots.max())}"
             )
-        return slots
+        if errors is not None and not (finite := torch.isfinite(errors)).all():
+            raise ValueError(
+                f"td_error must be finite, got {errors[~finite][0].item()} for slot "
+                f"{slots[~finite][0].item()}"
+            )

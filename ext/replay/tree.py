@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,9 @@ class SumTree:
         compiled: Walk the tree with numba, which needs the CPU; None does where it is installed.
             The results are the same to the bit.
 
+    Attributes:
+        kernels: The module of numba's loops, or None.
+
     Raises:
         ValueError: If `capacity` is below one, or numba is asked for away from the CPU.
         ImportError: If numba is asked for and missing.
@@ -41,11 +45,11 @@ class SumTree:
         on_cpu = self.device.type == "cpu"
         if compiled and not on_cpu:
             raise ValueError(f"compiled needs device 'cpu', got {str(device)!r}: leave it out")
-        self._kernels = None
+        self.kernels = None
         if compiled or (compiled is None and on_cpu and find_spec("numba") is not None):
             from polopt.ext.replay import kernels
 
-            self._kernels = kernels
+            self.kernels = kernels
         sizes = [_up(capacity)]
         while sizes[-1] > _FANOUT:
             sizes.append(_up(sizes[-1] // _FANOUT))
@@ -91,8 +95,8 @@ class SumTree:
             values: [B], finite and at least zero.
         """
         values = values.to(self._sums.dtype)
-        if self._kernels is not None:
-            self._kernels.write(*self._arrays(), slots.numpy(), values.numpy())
+        if self.kernels is not None:
+            self.kernels.write(*self.arrays(), slots.numpy(), values.numpy())
             return
         self._sums.scatter_reduce_(0, slots, values, "amax", include_self=False)
         written = self._sums[slots]
@@ -115,9 +119,9 @@ class SumTree:
         Returns:
             Slots, int64 [B].
         """
-        if self._kernels is not None:
-            sums, _, offsets, fanout = self._arrays()
-            return torch.from_numpy(self._kernels.find(sums, offsets, fanout, mass.numpy()))
+        if self.kernels is not None:
+            sums, _, offsets, fanout = self.arrays()
+            return torch.from_numpy(self.kernels.find(sums, offsets, fanout, mass.numpy()))
         rest, nodes = mass, torch.zeros_like(mass, dtype=torch.int64)
         for start in self._starts[-2::-1]:
             ends = self._children(self._sums, start, nodes).cumsum(-1)
@@ -135,7 +139,8 @@ class SumTree:
         size = self._starts[self._starts.index(start) + 1] - start
         return numbers[start : start + size].view(-1, _FANOUT)[nodes]
 
-    def _arrays(self) -> tuple:
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+        """Return what the kernels take: sums, minima, where each level begins, the fanout."""
         return self._sums.numpy(), self._minima.numpy(), self._offsets.numpy(), _FANOUT
 
 
