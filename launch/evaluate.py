@@ -15,6 +15,7 @@ EPILOG = """\
 examples:
   polopt eval runs/arithmetic-dapo-20260131-120000
   polopt eval runs/arithmetic-dapo-20260131-120000 --checkpoint 200 --samples 16 --json
+  polopt eval runs/arithmetic-dapo-20260131-120000 --checkpoint best
   polopt eval runs/arithmetic-dapo-20260131-120000 evaluation.problems=64 task.evaluation_size=64
   polopt eval Qwen/Qwen3-0.6B --recipe my-recipe.yaml
 
@@ -33,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a run folder, or a folder or hub name of a model; and settings of its recipe",
     )
     parser.add_argument("--recipe", metavar="RECIPE", help="whose task a MODEL has to answer")
-    parser.add_argument("--checkpoint", type=int, metavar="STEP", help="of the RUN; the newest")
+    parser.add_argument(
+        "--checkpoint", metavar="STEP", help="of the RUN, or `best`; the newest by default"
+    )
     parser.add_argument(
         "--samples", type=int, default=8, metavar="N", help="answers drawn per problem (8)"
     )
@@ -78,12 +81,16 @@ def _of_run(path: Path, args: argparse.Namespace, overrides: list[str]) -> tuple
     for word in overrides:
         override(tree, word)
     job = _job(tree, path.name)
+    best = (path / "best" / "best.json").is_file()
+    if args.checkpoint == "best" and best:
+        return job, str(path / "best")
     if not run.checkpoints:
         raise RecipeError(f"{path} has no checkpoint yet")
-    step = run.checkpoints[-1] if args.checkpoint is None else args.checkpoint
-    if step not in run.checkpoints:
-        known = ", ".join(map(str, run.checkpoints))
-        raise RecipeError(f"{path} has no checkpoint of step {step}, it has {known}")
+    step = str(run.checkpoints[-1]) if args.checkpoint is None else args.checkpoint
+    known = [*map(str, run.checkpoints), *(["best"] if best else [])]
+    if step not in known:
+        what = "best checkpoint" if step == "best" else f"checkpoint of step {step}"
+        raise RecipeError(f"{path} has no {what}, it has {', '.join(known)}")
     return job, str(path / "checkpoints" / f"checkpoint-{step}")
 
 
@@ -131,7 +138,7 @@ def measure(job: "LlmJob", source: str, *, samples: int, seed: int) -> dict[str,
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
-    from polopt.ext.trl.evaluate import answer, scores
+    from polopt.ext.trl.evaluate import judge, report
     from polopt.launch.recipe import RecipeError
 
     logging.disable_progress_bar()
@@ -146,40 +153,21 @@ def measure(job: "LlmJob", source: str, *, samples: int, seed: int) -> dict[str,
     if torch.cuda.is_available():
         model = model.cuda()
     task, rows = job.task, list(job.task.evaluation)[: job.evaluation.problems]
-    length = job.batch.max_length
-    greedy = answer(model, tokenizer, task, rows, sample=False, max_new_tokens=length)
-    drawn = answer(
-        model, tokenizer, task, [row for row in rows for _ in range(samples)],
-        sample=True, max_new_tokens=length, seed=seed,
+    problems, *_ = judge(
+        model, tokenizer, task, rows,
+        samples=samples, max_new_tokens=job.batch.max_length, seed=seed,
     )  # fmt: skip
-    cuts = [slice(i * samples, (i + 1) * samples) for i in range(len(rows))]
-    finals = [task.final_answer(text) for text in drawn.completions]
-    flags, texts = [drawn.correct[cut] for cut in cuts], [finals[cut] for cut in cuts]
-
-    def result(index: list[int]) -> dict[str, float]:
-        first = [greedy.correct[i] for i in index]
-        sampled = scores([flags[i] for i in index], [texts[i] for i in index])
-        return {"greedy": sum(first) / len(first), **sampled}
-
     content: dict[str, Any] = {
         "model": source,
         "task": task.name,
         "problems": len(rows),
         "samples": samples,
-        **result(list(range(len(rows)))),
+        **report(problems),
         "standard_error": {
-            "greedy": _error([float(c) for c in greedy.correct]),
-            f"mean@{samples}": _error([sum(f) / samples for f in flags]),
+            "greedy": _error([float(p.greedy) for p in problems]),
+            f"mean@{samples}": _error([sum(p.correct) / samples for p in problems]),
         },
     }
-    sources: dict[str, list[int]] = {}
-    for i, row in enumerate(rows):
-        if "data_source" in row:
-            sources.setdefault(str(row["data_source"]), []).append(i)
-    if sources:
-        content["sources"] = {
-            source: {"problems": len(index), **result(index)} for source, index in sources.items()
-        }
     return content
 
 

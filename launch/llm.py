@@ -3,7 +3,7 @@
 import importlib.util
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -52,13 +52,16 @@ class Evaluation:
     Attributes:
         every: Optimizer steps between evaluations, or none.
         problems: Held-out problems used, at most; all by default.
+        samples: Answers drawn per problem, besides the greedy one. With several there are
+            pass@k and majority@n as well.
     """
 
     every: int | None = None
     problems: int | None = None
+    samples: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("every", "problems"):
+        for name in ("every", "problems", "samples"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1 or none, got {value}")
@@ -227,7 +230,7 @@ def prepare(tree: dict[str, Any], *, name: str) -> LlmJob:
         **tree,
         "model": complete(tree["model"], makers, "model"),
         "trainer": trainer,
-        "evaluation": {"every": evaluation.every, "problems": evaluation.problems},
+        "evaluation": asdict(evaluation),
         "launch": {"processes": world},
     }
     return LlmJob(

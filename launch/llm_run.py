@@ -9,21 +9,19 @@ from typing import Any
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils import logging
 
-from polopt.ext.trl.evaluate import answer
 from polopt.ext.trl.trainer import PolicyTrainer
 from polopt.launch.curve import write_curves
 from polopt.launch.llm import LlmJob
+from polopt.launch.llm_watch import KINDS, Watch
 from polopt.launch.recipe import RecipeError
 from polopt.launch.record import read_metrics
 from polopt.launch.run import Run, cpu_seconds
 
 __all__ = ["train"]
-
-_SHOWN = 16  # completions kept in samples.jsonl at each evaluation
 
 
 def train(job: LlmJob, run: Run) -> dict[str, Any]:
@@ -48,16 +46,20 @@ def train(job: LlmJob, run: Run) -> dict[str, Any]:
     with state.main_process_first():
         source = job.model.make(job.task, run.progress)
     warmup = time.monotonic() - began[0], cpu_seconds() - began[1]
-    tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
+    loading = getattr(job.model, "loading", {})  # of Pretrained; makers of one's own need not
+    adapter = getattr(job.model, "adapter", lambda: None)()
+    trust = {"trust_remote_code": loading.get("trust_remote_code", False)}
+    tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left", **trust)
     config = job.config(
         output_dir=str(run.path / "checkpoints"),
         seed=job.tree["seed"],
         run_name=run.path.name,
         project=job.tree["project"],
+        **trust,
     )
     try:
         trainer = PolicyTrainer(
-            AutoModelForCausalLM.from_pretrained(source),
+            AutoModelForCausalLM.from_pretrained(source, **loading),
             list(job.task.rewards),
             config,
             algorithm=job.algorithm,
@@ -65,11 +67,12 @@ def train(job: LlmJob, run: Run) -> dict[str, Any]:
             trim_padding=job.trim_padding,
             train_dataset=Dataset.from_list([dict(row) for row in job.task.train]),
             processing_class=tokenizer,
+            peft_config=adapter,
         )
     except ValueError as error:
         raise RecipeError(str(error)) from error
     trainer.remove_callback(PrinterCallback)
-    watch = _Watch(job, run, trainer, tokenizer)
+    watch = Watch(job, run, trainer, tokenizer)
     trainer.add_callback(watch)
 
     found = _newest(run.path / "checkpoints")
@@ -83,8 +86,7 @@ def train(job: LlmJob, run: Run) -> dict[str, Any]:
         steps = trainer.state.global_step
     elif found is not None:  # there is nothing left to do, and Trainer would do a step
         trainer.restore(found)
-        weights = AutoModelForCausalLM.from_pretrained(found).state_dict()
-        trainer.accelerator.unwrap_model(trainer.model).load_state_dict(weights)
+        trainer._load_from_checkpoint(str(found))
     spent = time.monotonic() - began[0], cpu_seconds() - began[1]
     if not watch.interrupted and watch.evaluated != steps:
         watch.evaluate(steps)
@@ -100,8 +102,9 @@ def train(job: LlmJob, run: Run) -> dict[str, Any]:
         "seed": job.tree["seed"],
         "steps": steps,
         "world_size": state.num_processes,
-        "accuracy_before": {kind: before.get(f"eval/accuracy_{kind}") for kind in _KINDS},
-        "accuracy_after": {kind: after.get(f"eval/accuracy_{kind}") for kind in _KINDS},
+        "accuracy_before": {kind: before.get(f"eval/accuracy_{kind}") for kind in KINDS},
+        "accuracy_after": {kind: after.get(f"eval/accuracy_{kind}") for kind in KINDS},
+        "best": watch.best,
         "evaluation_problems": len(watch.rows),
         "samples": answers,
         "samples_per_second": round(answers / max(spent[0], 1e-9), 1),
@@ -111,73 +114,6 @@ def train(job: LlmJob, run: Run) -> dict[str, Any]:
         "warmup_cpu_seconds": round(warmup[1], 1),
         "groups": dict(trainer.refilled),
     }
-
-
-_KINDS = ("greedy", "sampled")
-
-
-class _Watch(TrainerCallback):
-    """Carries what TRL tells into the run, and evaluates."""
-
-    def __init__(self, job: LlmJob, run: Run, trainer: PolicyTrainer, tokenizer: Any) -> None:  # noqa: ANN401
-        self._job, self._run, self._trainer, self._tokenizer = job, run, trainer, tokenizer
-        self.rows = list(job.task.evaluation)[: job.evaluation.problems]
-        self.evaluated, self.interrupted = -1, False
-        self._text = ""
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:  # noqa: ANN401
-        """Log numbers; what Trainer sums up at the end is in the summary."""
-        if not logs or "train_runtime" in logs:
-            return
-        numbers = {k: v for k, v in logs.items() if isinstance(v, int | float)}
-        self._run.log(state.global_step, numbers)
-        if "reward" in numbers:
-            self._text = f"reward {numbers['reward']:.3f}"
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ANN401
-        """Show progress, evaluate when due, and end early when asked to."""
-        self._run.progress(state.global_step, state.max_steps, self._line(state))
-        every = self._job.evaluation.every
-        if every and state.global_step % every == 0:
-            self.evaluate(state.global_step)
-        if self._run.should_stop():
-            self.interrupted = True
-            control.should_save = control.should_training_stop = True
-
-    def _line(self, state: Any) -> str:  # noqa: ANN401
-        return f"step {state.global_step}/{state.max_steps} {self._text}".rstrip()
-
-    def evaluate(self, step: int) -> None:
-        """Answer the held-out problems, greedily and by sampling; every rank takes a share."""
-        accelerator = self._trainer.accelerator
-        rank, world = accelerator.process_index, accelerator.num_processes
-        mine = self.rows[rank::world]
-        metrics: dict[str, float] = {}
-        shown: list[dict[str, Any]] = []
-        for kind in _KINDS:
-            answers = answer(
-                accelerator.unwrap_model(self._trainer.model),
-                self._tokenizer,
-                self._job.task,
-                mine,
-                sample=kind == "sampled",
-                max_new_tokens=self._job.batch.max_length,
-                seed=1000 * step + rank,
-            )
-            correct = gather_object(answers.correct)
-            metrics[f"eval/accuracy_{kind}"] = sum(correct) / len(correct)
-            shown += [
-                {"step": step, "kind": kind, **row, "completion": text, "correct": right}
-                for row, text, right in zip(
-                    mine[:_SHOWN], answers.completions, answers.correct, strict=False
-                )
-            ]
-        self.evaluated = step
-        self._text = f"held-out accuracy {metrics['eval/accuracy_sampled']:.3f}"
-        self._run.log(step, metrics)
-        if accelerator.is_main_process:
-            with (self._run.path / "samples.jsonl").open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in shown)
 
 
 def _finished(checkpoint: Path | None, max_steps: int) -> int | None:
@@ -208,7 +144,7 @@ def _points(run: Run) -> list[dict[str, Any]]:
 def _draw(run: Run, points: list[dict[str, Any]], job: LlmJob) -> None:
     curves = {
         f"held out, {kind}": [(p["step"], p[f"eval/accuracy_{kind}"]) for p in points]
-        for kind in _KINDS
+        for kind in KINDS
     }
     curves["reward in training, before refilling"] = [
         (line["step"], line.get("sampling/reward_before_refill", line["reward"]))

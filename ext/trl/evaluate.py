@@ -11,7 +11,7 @@ from torch import nn
 
 from polopt.envs.text import TextTask
 
-__all__ = ["Answers", "answer", "scores"]
+__all__ = ["Answers", "Problem", "answer", "judge", "report", "scores"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,23 @@ class Answers:
     def accuracy(self) -> float:
         """Share of correct answers."""
         return sum(self.correct) / len(self.correct)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem with its answers judged.
+
+    Attributes:
+        source: Where the problem comes from, or none.
+        greedy: Whether the greedy answer is correct.
+        correct: Whether each of n sampled answers is.
+        answers: What the n sampled answers come to, as text.
+    """
+
+    source: str | None
+    greedy: bool
+    correct: list[bool]
+    answers: list[str]
 
 
 @torch.no_grad()
@@ -85,6 +102,44 @@ def answer(
     return Answers(completions, task.correct(rows, completions))
 
 
+def judge(
+    model: nn.Module,
+    tokenizer: Any,  # noqa: ANN401
+    task: TextTask,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    samples: int,
+    max_new_tokens: int,
+    seed: int,
+) -> tuple[list[Problem], Answers, Answers]:
+    """Let a model answer problems greedily and by sampling.
+
+    Args:
+        model: As for `answer`, and so the others.
+        tokenizer: Its tokenizer.
+        task: Tells what is correct.
+        rows: N problems; `data_source` is their source.
+        samples: Sampled answers to each.
+        max_new_tokens: Longest answer.
+        seed: Of the draws.
+
+    Returns:
+        The N problems, the N greedy answers, and the N · `samples` sampled ones.
+    """
+    greedy = answer(model, tokenizer, task, rows, sample=False, max_new_tokens=max_new_tokens)
+    drawn = answer(
+        model, tokenizer, task, [row for row in rows for _ in range(samples)],
+        sample=True, max_new_tokens=max_new_tokens, seed=seed,
+    )  # fmt: skip
+    finals = [task.final_answer(text) for text in drawn.completions]
+    problems = []
+    for i, row in enumerate(rows):
+        cut = slice(i * samples, (i + 1) * samples)
+        source = str(row["data_source"]) if "data_source" in row else None
+        problems.append(Problem(source, greedy.correct[i], drawn.correct[cut], finals[cut]))
+    return problems, greedy, drawn
+
+
 def _prompt(row: Mapping[str, Any], tokenizer: Any) -> str:  # noqa: ANN401
     prompt = row["prompt"]
     if isinstance(prompt, str):
@@ -116,6 +171,30 @@ def scores(correct: Sequence[Sequence[bool]], answers: Sequence[Sequence[str]]) 
         out[f"pass@{k}"] = 1.0 - sum(missed) / len(missed)
     votes = [_majority(f, texts) for f, texts in zip(correct, answers, strict=True)]
     out[f"majority@{n}"] = sum(votes) / len(votes)
+    return out
+
+
+def report(problems: Sequence[Problem]) -> dict[str, Any]:
+    """Return the accuracy of greedy answers and `scores`, over all problems and per source.
+
+    Returns:
+        `greedy` and what `scores` returns; with sources also `sources`: by name the same, and
+        `problems`, how many.
+    """
+
+    def result(part: Sequence[Problem]) -> dict[str, float]:
+        sampled = scores([p.correct for p in part], [p.answers for p in part])
+        return {"greedy": sum(p.greedy for p in part) / len(part), **sampled}
+
+    parts: dict[str, list[Problem]] = {}
+    for problem in problems:
+        if problem.source is not None:
+            parts.setdefault(problem.source, []).append(problem)
+    out: dict[str, Any] = result(problems)
+    if parts:
+        out["sources"] = {
+            name: {"problems": len(part), **result(part)} for name, part in parts.items()
+        }
     return out
 
 

@@ -11,11 +11,11 @@ import json
 import os
 import random
 import tempfile
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -23,6 +23,8 @@ from torch import nn
 from polopt.envs.text import TextTask
 
 __all__ = ["Pretrained", "TinyQwen3", "cache_folder"]
+
+_Dtype = Literal["float32", "bfloat16", "float16", "auto"]
 
 Progress = Callable[[float, float, str], None]
 
@@ -128,9 +130,48 @@ class Pretrained:
 
     Attributes:
         path: A folder, or a name on the Hugging Face hub.
+        dtype: Of the weights that are trained. TRL computes in bfloat16 where its `bf16` says so,
+            on weights in float32.
+        lora: Arguments of `peft.LoraConfig`: adapters are trained, and the reference model is
+            the model without them. None trains all weights.
+        trust_remote_code: Run the Python files that come with the model.
+
+    Raises:
+        ValueError: If `peft.LoraConfig` does not take the arguments.
+        ModuleNotFoundError: If LoRA is asked for, and peft is not installed.
     """
 
     path: str
+    dtype: _Dtype = "float32"
+    lora: Mapping[str, Any] | None = None
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in get_args(_Dtype):
+            raise ValueError(f"dtype must be one of {get_args(_Dtype)}, got {self.dtype!r}")
+        if self.lora is not None:
+            self.adapter()
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """Keyword arguments for `from_pretrained` of the model."""
+        return {"dtype": self.dtype, "trust_remote_code": self.trust_remote_code}
+
+    def adapter(self) -> Any:  # noqa: ANN401
+        """Return the `peft.LoraConfig`, or None."""
+        if self.lora is None:
+            return None
+        try:
+            from peft import LoraConfig
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "LoRA needs peft, which is not installed: pip install peft", name=error.name
+            ) from None
+        known = {field.name for field in fields(LoraConfig)}
+        unknown = sorted(set(self.lora) - known)
+        if unknown:
+            raise ValueError(f"lora: peft.LoraConfig has no {unknown[0]!r}")
+        return LoraConfig(**{"task_type": "CAUSAL_LM", **self.lora})
 
     def make(self, task: TextTask, progress: Progress | None = None) -> str:
         """Return the path; there is nothing to make."""

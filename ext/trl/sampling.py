@@ -1,4 +1,7 @@
-"""Dynamic sampling: groups without signal are replaced before anything is computed on them."""
+"""Which answers are trained on: groups without signal are replaced, long answers punished.
+
+Groups are replaced before anything is computed on them.
+"""
 
 import copy
 import math
@@ -12,7 +15,7 @@ from torch import Tensor
 from transformers.utils import logging
 
 from polopt.ext.trl.checkpoints import CheckpointingTrainer
-from polopt.losses import combine_rewards, informative
+from polopt.losses import combine_rewards, drop_truncated, informative, soft_overlong
 
 __all__ = ["PromptStream", "RefillingTrainer", "Rollout", "weighted"]
 
@@ -91,7 +94,7 @@ class Rollout:
 
 
 class RefillingTrainer(CheckpointingTrainer):
-    """`trl.GRPOTrainer` that can replace groups without signal; see `PolicyTrainer`."""
+    """`trl.GRPOTrainer` with the rules of `Sampling`, and greedy answers; see `PolicyTrainer`."""
 
     correct_at: float
     generated: int
@@ -253,6 +256,31 @@ class RefillingTrainer(CheckpointingTrainer):
         reward = weighted(rewards, self.reward_weights, self._scorers)
         self._metrics[mode]["reward_greedy"].append(reward.nanmean().item())
         return reward.repeat_interleave(size)
+
+    def _drop_truncated(self, mask: Tensor, output: dict[str, Any]) -> Tensor:
+        if not self.algorithm.sampling.drop_truncated:
+            return mask
+        ids, kept = output["completion_ids"], output["completion_mask"].bool()
+        last = ids.gather(1, kept.sum(1, keepdim=True).clamp(min=1) - 1)[:, 0]
+        ends = torch.tensor([*self.eos_token_ids, self._tokenizer.pad_token_id], device=ids.device)
+        truncated = kept.any(1) & ~torch.isin(last, ends)
+        share = self.accelerator.gather(truncated.float()).mean().item()
+        mode = "train" if self.model.training else "eval"
+        self._metrics[mode]["sampling/dropped_truncated"].append(share)
+        return drop_truncated(mask, truncated)
+
+    def _add_soft_overlong(self, cache: int) -> None:
+        """Add DAPO's soft punishment as a further reward, as TRL adds those of environments."""
+        limit = self.max_completion_length
+
+        def punish(completion_ids: list[list[int]], **_: Any) -> list[float]:  # noqa: ANN401
+            length = torch.tensor([len(ids) for ids in completion_ids])
+            return soft_overlong(length, limit=limit, cache=cache).tolist()
+
+        self.reward_funcs.append(punish)
+        self.reward_func_names.append("soft_overlong")
+        self.reward_processing_classes.append(None)
+        self.reward_weights = torch.cat([self.reward_weights, torch.ones(1)])
 
 
 def weighted(rewards: Tensor, weights: Tensor, scorers: int) -> Tensor:

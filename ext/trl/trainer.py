@@ -8,6 +8,7 @@ import copy
 import json
 import math
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,9 @@ from polopt.ext.trl.selection import select_window
 from polopt.losses import (
     Algorithm,
     check_finite,
-    drop_truncated,
     kl_estimate,
     last_step_reward,
     resolve,
-    soft_overlong,
     whiten,
 )
 from polopt.losses.advantages import moments_of
@@ -227,30 +226,24 @@ class PolicyTrainer(RefillingTrainer):
         """Return sums over the tokens of the answers of all ranks, float [N]; 0 for 0."""
         return self.accelerator.gather(steps.sum(1)) if isinstance(steps, Tensor) else steps
 
-    def _drop_truncated(self, mask: Tensor, output: dict[str, Any]) -> Tensor:
-        if not self.algorithm.sampling.drop_truncated:
-            return mask
-        ids, kept = output["completion_ids"], output["completion_mask"].bool()
-        last = ids.gather(1, kept.sum(1, keepdim=True).clamp(min=1) - 1)[:, 0]
-        ends = torch.tensor([*self.eos_token_ids, self._tokenizer.pad_token_id], device=ids.device)
-        truncated = kept.any(1) & ~torch.isin(last, ends)
-        share = self.accelerator.gather(truncated.float()).mean().item()
-        mode = "train" if self.model.training else "eval"
-        self._metrics[mode]["sampling/dropped_truncated"].append(share)
-        return drop_truncated(mask, truncated)
+    def completions(self) -> Iterator[dict[str, Any]]:
+        """Yield the latest answers of all ranks, as TRL keeps them: the same on every rank.
 
-    def _add_soft_overlong(self, cache: int) -> None:
-        """Add DAPO's soft punishment as a further reward, as TRL adds those of environments."""
-        limit = self.max_completion_length
-
-        def punish(completion_ids: list[list[int]], **_: Any) -> list[float]:  # noqa: ANN401
-            length = torch.tensor([len(ids) for ids in completion_ids])
-            return soft_overlong(length, limit=limit, cache=cache).tolist()
-
-        self.reward_funcs.append(punish)
-        self.reward_func_names.append("soft_overlong")
-        self.reward_processing_classes.append(None)
-        self.reward_weights = torch.cat([self.reward_weights, torch.ones(1)])
+        Yields:
+            `prompt` and `completion`, `rewards` by name (None where one gave none), and
+            `advantage` (its mean over the answer where every token has its own).
+        """
+        table = self._logs
+        names = list(table["rewards"])
+        columns = table["prompt"], table["completion"], table["advantages"]
+        for values in zip(*columns, *(table["rewards"][name] for name in names), strict=False):
+            prompt, completion, advantage, *rewards = values
+            yield {
+                "prompt": prompt,
+                "completion": completion,
+                "rewards": {k: None if v != v else v for k, v in zip(names, rewards, strict=True)},
+                "advantage": advantage,
+            }
 
     # --- the loss ------------------------------------------------------------
 

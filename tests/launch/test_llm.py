@@ -12,7 +12,7 @@ pytest.importorskip("reasoning_gym")
 
 from polopt.launch.job import prepare
 from polopt.launch.llm import LlmJob
-from polopt.launch.recipe import RecipeError, load
+from polopt.launch.recipe import RecipeError, load, override
 from polopt.launch.record import read_metrics, read_run
 from polopt.launch.run import Run
 from polopt.launch.train import find_recipe
@@ -200,6 +200,16 @@ def test_run_folder(tmp_path, cache, capfd):
     sample = json.loads(samples[0])
     assert len(samples) == 3 * 2 * 16
     assert {"step", "kind", "prompt", "answer", "completion", "correct"} == set(sample)
+    rows = (tmp_path / "run" / "completions.jsonl").read_text().splitlines()
+    assert len(rows) == 4 * 16
+    row = json.loads(rows[-1])
+    assert {"step", "prompt", "completion", "rewards", "advantage"} == set(row)
+    assert row["step"] == 4
+    assert set(row["rewards"]) == {"score_answer"}
+    best = summary["best"]
+    points = {p["step"]: p["eval/accuracy_sampled"] for p in lines if "eval/accuracy_sampled" in p}
+    assert best["value"] == max(points.values()) == points[best["step"]]
+    assert (best["folder"] is None) == (best["step"] == 0)
     assert (tmp_path / "run" / "learning_curve.svg").read_text().startswith("<svg")
     assert (tmp_path / "run" / "checkpoints" / "checkpoint-4" / "model.safetensors").exists()
     assert read_run(tmp_path / "run").checkpoints == [4]
@@ -259,6 +269,99 @@ def test_a_request_to_stop_saves_and_ends(tmp_path, cache, monkeypatch):
     assert summary["accuracy_before"]["greedy"] is not None
     assert summary["accuracy_after"] == {"greedy": None, "sampled": None}
     assert (tmp_path / "run" / "checkpoints" / "checkpoint-1" / "polopt.json").exists()
+
+
+def test_the_best_model_is_kept(tmp_path, cache, monkeypatch, capsys):
+    """The first of the best by sampled accuracy on held-out problems, as a model to load."""
+    from polopt.ext.trl.evaluate import Problem
+    from polopt.launch import llm_watch
+    from polopt.launch.cli import main
+
+    real, values, weights = llm_watch.judge, iter([0.25, 0.5, 0.75, 0.75, 0.5, 0.5]), []
+
+    def judge(model, tokenizer, task, rows, **settings):
+        value = next(values)
+        weights.append(model.get_input_embeddings().weight.detach().clone())
+        _, greedy, drawn = real(model, tokenizer, task, rows, **settings)
+        return [Problem(None, False, [i < value * 32], ["1"]) for i in range(32)], greedy, drawn
+
+    monkeypatch.setattr(llm_watch, "judge", judge)
+    path = tmp_path / "run"
+    summary = execute(job(*SMALL, "evaluation.every=1"), path)
+    folder = str(path / "best")
+    metric = "eval/accuracy_sampled"
+    assert summary["best"] == {"step": 2, "metric": metric, "value": 0.75, "folder": folder}
+    from transformers import AutoModelForCausalLM
+
+    kept = AutoModelForCausalLM.from_pretrained(folder).get_input_embeddings().weight
+    assert (kept == weights[2]).all()
+    assert not (kept == weights[3]).all()
+    assert not (path / ".best").exists()
+    # A resumed run knows it.
+    run = Run(path)
+    assert run.finish(job(*SMALL, "evaluation.every=1").train(run))["best"]["step"] == 2
+    assert main(["eval", str(path), "--checkpoint", "best", "--samples", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"] == folder
+
+
+def test_several_samples_and_completions_of_bounded_size(tmp_path, cache, monkeypatch):
+    from polopt.launch import llm_watch
+
+    monkeypatch.setattr(llm_watch, "_MOST", 3000)
+    execute(job(*SMALL, "evaluation.samples=4", "evaluation.every=null"), tmp_path / "run")
+    size = (tmp_path / "run" / "completions.jsonl").stat().st_size
+    assert 3000 < size < 6000
+    first, *_, last = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    for line in (first, last):
+        assert {"eval/pass@2", "eval/pass@4", "eval/majority@4"} <= set(line)
+        assert line["eval/accuracy_sampled"] <= line["eval/pass@2"] <= line["eval/pass@4"]
+
+
+def test_adapters_are_trained_on_a_model_that_stays(tmp_path, cache, capsys):
+    """LoRA: the reference is the model without adapters, and an evaluation loads both."""
+    pytest.importorskip("peft")
+    from polopt.launch.cli import main
+
+    base = job(*SMALL).model.make(job(*SMALL).task, None)
+    before = (base / "model.safetensors").read_bytes()
+    model = f"model={{use: pretrained, path: {base}, lora: {{r: 4, target_modules: all-linear}}}}"
+    knobs = [w for w in SMALL if "model." not in w and "refill" not in w]
+    recipe = tree(*knobs, "trainer.learning_rate=0.05")
+    recipe["algorithm"] = {"use": "grpo", "kl_coef": 0.1}
+    override(recipe, model)
+    path = tmp_path / "run"
+    summary = execute(prepare(recipe, name="test"), path)
+    lines = read_metrics(path / "metrics.jsonl")
+    kl = [line["kl"] for line in lines if "kl" in line]
+    assert abs(kl[0]) < 1e-6
+    assert kl[-1] > 1e-4
+    last = path / "checkpoints" / "checkpoint-4"
+    assert (last / "adapter_model.safetensors").exists()
+    assert not (last / "model.safetensors").exists()
+    assert (base / "model.safetensors").read_bytes() == before
+    assert main(["eval", str(path), "--samples", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["greedy"] == summary["accuracy_after"]["greedy"]
+    # A run that has ended is not trained on, and evaluates its last adapters.
+    run = Run(path)
+    (path / "metrics.jsonl").write_text("")
+    again = run.finish(prepare(recipe, name="test").train(run))
+    assert again["accuracy_after"]["greedy"] == summary["accuracy_after"]["greedy"]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("{use: pretrained, path: x, dtype: float8}", "'model.dtype': input should be 'float32'"),
+        ("{use: pretrained, path: x, lora: {rank: 4}}", "lora: peft.LoraConfig has no 'rank'"),
+    ],
+)
+def test_wrong_settings_of_a_model(model, message):
+    pytest.importorskip("peft")
+    recipe = tree()
+    override(recipe, f"model={model}")
+    with pytest.raises(RecipeError, match=message):
+        prepare(recipe, name="test")
 
 
 @pytest.mark.slow
