@@ -83,9 +83,12 @@ def clip_loss(
     """Return −min(r·A, clip(r, 1 − low, 1 + high)·A) and where the clip cuts the gradient."""
     ratio = log_ratio.exp()
     cost = -advantage
-    free = cost * ratio
-    bound = cost * ratio.clamp(1.0 - low, 1.0 + high)
-    return torch.maximum(free, bound), bound > free
+    now = ratio.detach()
+    nearest = now.clamp(1.0 - low, 1.0 + high)
+    clipped = cost * nearest > cost * now
+    # Where the clip binds the loss is constant: its gradient is that of a choice, several times
+    # cheaper than those of a clamp and a maximum.
+    return cost * torch.where(clipped, nearest, ratio), clipped
 
 
 @dataclass(frozen=True, kw_only=True)

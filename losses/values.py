@@ -84,20 +84,23 @@ def value_loss(
         denominator=denominator,
     )
 
-    def cost(error: Tensor) -> Tensor:
-        if loss == "mse":
-            return 0.5 * error.square()
-        return torch.nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none")
-
     value = selected(value, mask, dtype)
     target = selected(target.detach(), mask, dtype)
-    step = cost((value - target) / scale)
+    error = value - target
     out: dict[str, Tensor] = {}
     if clip is not None and old_value is not None:
         old = selected(old_value.detach(), mask, dtype)
-        bound = cost((old + (value - old).clamp(-clip, clip) - target) / scale)
-        out["value_clip_fraction"] = total((bound > step).to(dtype))
-        step = torch.maximum(step, bound)
+        bound = value.detach().clamp(old - clip, old + clip) - target
+        # Both losses grow with the size of the error, so the larger error has the larger loss.
+        clipped = bound.abs() > error.detach().abs()
+        out["value_clip_fraction"] = total(clipped.to(dtype))
+        error = torch.where(clipped, bound, error)
+    if isinstance(scale, Tensor) or scale != 1.0:
+        error = error / scale
+    if loss == "mse":
+        step = 0.5 * error.square()
+    else:
+        step = torch.nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none")
     return {"loss_critic": total(step), **out}
 
 
