@@ -57,9 +57,8 @@ def find(sums: np.ndarray, offsets: np.ndarray, fanout: int, mass: np.ndarray) -
                 child += end <= rest[i]
                 before = end if end <= rest[i] else before
             if child == fanout:  # rounding led past the end: the last leaf that has mass
-                rest[i] = np.nextafter(end, 0.0)
-                end, before, child = 0.0, 0.0, 0
-                while end + sums[first + child] <= rest[i]:
+                last, end, before, child = end, 0.0, 0.0, 0
+                while end + sums[first + child] < last:
                     end += sums[first + child]
                     before = end
                     child += 1

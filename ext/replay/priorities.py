@@ -173,8 +173,10 @@ class Priorities:
         self._refuse(slots, errors)
         now = self._stamps[slots]
         keep = now > 0 if stamps is None else (now == stamps) & (now > 0)
-        slots, priority = slots[keep], errors[keep].abs() + self.eps
+        if not keep.all():
+            slots, errors = slots[keep], errors[keep]
         if len(slots):
+            priority = errors.abs() + self.eps
             self._highest = max(self._highest, float(priority.max()))
             self.tree.write(slots, priority**self.alpha)
 
@@ -210,11 +212,9 @@ class Priorities:
     def _refuse(self, slots: Tensor, errors: Tensor | None = None) -> None:
         if not slots.numel():
             return
-        if not (slots.min() >= 0 and slots.max() < self.tree.capacity):
-            raise ValueError(
-                f"slots must be within [0, {self.tree.capacity}), got {int(slots.min())} to "
-                f"{int(slots.max())}"
-            )
+        low, high = torch.stack(slots.aminmax()).tolist()
+        if low < 0 or high >= self.tree.capacity:
+            raise ValueError(f"slots must be within [0, {self.tree.capacity}), got {low} to {high}")
         if errors is not None and not (finite := torch.isfinite(errors)).all():
             raise ValueError(
                 f"td_error must be finite, got {errors[~finite][0].item()} for slot "

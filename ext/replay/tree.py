@@ -58,10 +58,14 @@ class SumTree:
         for size in sizes[:-1]:
             offsets.append(offsets[-1] + size)
         self._offsets = torch.tensor(offsets)
-        self._starts = offsets
-        count = offsets[-1] + 1
-        self._sums = torch.zeros(count, dtype=torch.float64, device=self.device)
+        self._sums = torch.zeros(offsets[-1] + 1, dtype=torch.float64, device=self.device)
         self._minima = torch.full_like(self._sums, torch.inf)
+        spans = list(zip(offsets, sizes, strict=True))
+        self._levels = [
+            tuple(x[start : start + size] for x in (self._sums, self._minima))
+            for start, size in spans
+        ]
+        self._families = [tuple(x.view(-1, _FANOUT) for x in pair) for pair in self._levels[:-1]]
 
     def __getitem__(self, slots: Tensor) -> Tensor:
         """Return the values of leaves, float64 like `slots`."""
@@ -98,15 +102,15 @@ class SumTree:
         if self.kernels is not None:
             self.kernels.write(*self.arrays(), slots.numpy(), values.numpy())
             return
-        self._sums.scatter_reduce_(0, slots, values, "amax", include_self=False)
-        written = self._sums[slots]
-        self._minima[slots] = torch.where(written > 0, written, torch.inf)
+        leaves, minima = self._levels[0]
+        leaves.scatter_reduce_(0, slots, values, "amax", include_self=False)
+        written = leaves[slots]
+        minima[slots] = torch.where(written > 0, written, torch.inf)
         nodes = slots
-        for below, here in zip(self._starts, self._starts[1:], strict=False):
+        for (sums, minima), above in zip(self._families, self._levels[1:], strict=True):
             nodes = nodes // _FANOUT
-            sums, minima = (self._children(x, below, nodes) for x in (self._sums, self._minima))
-            self._sums[here + nodes] = sums.cumsum(-1)[..., -1]  # in order, as numba adds
-            self._minima[here + nodes] = minima.amin(-1)
+            above[0][nodes] = sums[nodes].cumsum(-1)[:, -1]  # in order, as numba adds
+            above[1][nodes] = minima[nodes].amin(-1)
 
     def find(self, mass: Tensor) -> Tensor:
         """Return the leaf on which each mass falls, if leaves are laid end to end.
@@ -122,22 +126,14 @@ class SumTree:
         if self.kernels is not None:
             sums, _, offsets, fanout = self.arrays()
             return torch.from_numpy(self.kernels.find(sums, offsets, fanout, mass.numpy()))
-        rest, nodes = mass, torch.zeros_like(mass, dtype=torch.int64)
-        for start in self._starts[-2::-1]:
-            ends = self._children(self._sums, start, nodes).cumsum(-1)
+        rest, nodes = mass.unsqueeze(-1), torch.zeros_like(mass, dtype=torch.int64)
+        for sums, _ in reversed(self._families):
+            ends = sums[nodes].cumsum(-1)
             # Rounding may lead past the end: then the last leaf that has mass.
-            rest = torch.minimum(rest, torch.nextafter(ends[:, -1], torch.zeros_like(rest)))
-            child = (ends <= rest.unsqueeze(-1)).sum(-1)
-            before = torch.where(
-                child > 0, ends.gather(-1, (child - 1).clamp(min=0).unsqueeze(-1)).squeeze(-1), 0.0
-            )
-            rest, nodes = rest - before, nodes * _FANOUT + child
+            passed = (ends <= rest) & (ends < ends[:, -1:])
+            rest = rest - torch.where(passed, ends, 0.0).amax(-1, keepdim=True)
+            nodes = torch.add(passed.sum(-1), nodes, alpha=_FANOUT)
         return nodes
-
-    def _children(self, numbers: Tensor, start: int, nodes: Tensor) -> Tensor:
-        """The children of nodes [B] of one level, which begin at `start`: [B, fanout]."""
-        size = self._starts[self._starts.index(start) + 1] - start
-        return numbers[start : start + size].view(-1, _FANOUT)[nodes]
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
         """Return what the kernels take: sums, minima, where each level begins, the fanout."""
