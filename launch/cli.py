@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from polopt import __version__
 from polopt.launch import bench as bench_cli
 from polopt.launch import evaluate as evaluate_cli
+from polopt.launch.doctor import command as doctor_cli
 from polopt.launch.plan import command as plan_cli
 from polopt.launch.result import SPAWNED, Result, rank
 from polopt.launch.verl.command import EPILOG, add_arguments
@@ -105,6 +106,13 @@ def _parser() -> argparse.ArgumentParser:
             plan_cli.EPILOG,
         )
     )
+    doctor_cli.add_arguments(
+        command(
+            "doctor",
+            "say what is wrong with a run, of polopt or another library, or with a recipe",
+            doctor_cli.EPILOG,
+        )
+    )
     bench_cli.add_arguments(
         command("bench", "compare with other libraries on the same seeds", bench_cli.EPILOG)
     )
@@ -178,6 +186,8 @@ def _command(name: str) -> Callable[..., Result]:
         return lambda args, signals: Result(**plan_cli.plan_command(args))
     if name == "bench":
         return bench_cli.bench
+    if name == "doctor":
+        return doctor_cli.doctor
     if name == "eval":
         return evaluate_cli.evaluate
     from polopt.launch.show import list_all, show

@@ -1,6 +1,6 @@
 """From a recipe to a job: which loop a task needs, and what a job offers.
 
-The type that the section `task` builds selects the loop, nothing else does.
+The types that the sections `task` and `algorithm` build select the loop, nothing else does.
 """
 
 import contextlib
@@ -10,8 +10,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from polopt.launch.doctor.live import Attendance
 from polopt.launch.extras import explain, is_missing
-from polopt.launch.recipe import RecipeError, build, check_keys, complete
+from polopt.launch.recipe import RecipeError, build, call, check_keys, complete
 
 if TYPE_CHECKING:
     from polopt.launch.run import Run
@@ -20,6 +21,7 @@ __all__ = [
     "COMMON",
     "Job",
     "algorithm_names",
+    "attendance",
     "loss_names",
     "missing_extra",
     "prepare",
@@ -28,7 +30,7 @@ __all__ = [
     "task_names",
 ]
 
-COMMON = ("name", "project", "seed", "launch", "task", "algorithm")
+COMMON = ("name", "project", "seed", "launch", "doctor", "task", "algorithm")
 """Sections that every recipe may have; `prepare` has checked all but the last two."""
 
 
@@ -66,9 +68,9 @@ class Job(Protocol):
 def prepare(tree: dict[str, Any], *, name: str) -> Job:
     """Check a recipe and return the job that runs it.
 
-    A task may be built by anything: `polopt.envs.control.ControlTask` and
-    `polopt.envs.text.TextTask` go to the two loops that ship; another object that has a method
-    `prepare(tree, *, name)` makes its own job.
+    A task may be built by anything: `polopt.envs.control.ControlTask` (on-policy or off-policy,
+    as the algorithm is) and `polopt.envs.text.TextTask` go to the loops that ship; another
+    object that has a method `prepare(tree, *, name)` makes its own job.
 
     Args:
         tree: What `polopt.launch.recipe.load` returned.
@@ -87,6 +89,7 @@ def prepare(tree: dict[str, Any], *, name: str) -> Job:
             )
     seed(tree)
     processes(tree)
+    attendance(tree)
     with missing_extra(_title(tree, "task")):
         names = task_names() if _short(tree["task"]) else {}
         tree["task"] = complete(tree["task"], names, "task")
@@ -96,7 +99,7 @@ def prepare(tree: dict[str, Any], *, name: str) -> Job:
         names = loss_names() if _short(tree["algorithm"]) else {}
         tree["algorithm"] = complete(tree["algorithm"], names, "algorithm")
     with missing_extra(_title(tree, "task")):
-        maker = _maker(task)
+        maker = _maker(task, tree)
         try:
             job = maker(tree, name=tree["name"])
         except RecipeError:
@@ -111,10 +114,13 @@ def prepare(tree: dict[str, Any], *, name: str) -> Job:
     return job
 
 
-def _maker(task: object) -> Callable[..., Job]:
-    kinds = {c.__module__ + "." + c.__qualname__ for c in type(task).__mro__}
+def _maker(task: object, tree: Mapping[str, Any]) -> Callable[..., Job]:
+    kinds = _kinds(task)
     if "polopt.envs.control.ControlTask" in kinds:
-        return importlib.import_module("polopt.launch.control").prepare
+        algorithm = build(tree.get("algorithm"), loss_names(), "algorithm")
+        replays = "polopt.losses.off_policy.OffPolicy" in _kinds(algorithm)
+        name = "polopt.launch.off_policy" if replays else "polopt.launch.control"
+        return importlib.import_module(name).prepare
     if "polopt.envs.text.TextTask" in kinds:
         return importlib.import_module("polopt.launch.llm").prepare
     maker = getattr(task, "prepare", None)
@@ -124,6 +130,11 @@ def _maker(task: object) -> Callable[..., Job]:
             "(polopt.envs), or an object with a method prepare(tree, *, name)"
         )
     return maker
+
+
+def _kinds(value: object) -> set[str]:
+    """Names of the classes that a value is of: no class need be imported to ask."""
+    return {f"{c.__module__}.{c.__qualname__}" for c in type(value).__mro__}
 
 
 def _title(tree: Mapping[str, Any], key: str) -> str:
@@ -138,6 +149,15 @@ def _short(node: object) -> bool:
     if isinstance(node, dict):
         return ":" not in str(node.get("use", ":")) or any(map(_short, node.values()))
     return isinstance(node, list) and any(map(_short, node))
+
+
+def attendance(tree: Mapping[str, Any]) -> Attendance:
+    """Return the section `doctor` of a recipe, which warns by default.
+
+    Raises:
+        RecipeError: If it has other keys, or a value is wrong.
+    """
+    return call(Attendance, tree.get("doctor") or {}, "doctor")
 
 
 def seed(tree: Mapping[str, Any]) -> int:
@@ -188,8 +208,9 @@ def task_names() -> dict[str, Callable[..., Any]]:
 
 
 def algorithm_names() -> dict[str, Callable[..., Any]]:
-    """Return the named algorithms: the functions of `polopt.losses` that return an Algorithm."""
-    return {n: f for n, f in _public("polopt.losses").items() if _returns(f, "Algorithm")}
+    """Return the named algorithms: the functions of `polopt.losses` that return one."""
+    public = _public("polopt.losses").items()
+    return {n: f for n, f in public if _returns(f, "Algorithm") or _returns(f, "OffPolicy")}
 
 
 def _public(module: str) -> dict[str, Callable[..., Any]]:

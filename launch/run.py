@@ -22,6 +22,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polopt.launch.doctor.live import Watch
+from polopt.launch.doctor.report import brief
 from polopt.launch.environment import describe, versions
 from polopt.launch.files import decode, encode, read_json, write_json, write_text
 from polopt.launch.recipe import FORMAT, RecipeError, dump
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "cpu_seconds", "new_folder"]
 
+_HALT, _SIGNAL = 1, 2  # why to stop; the stronger reason counts on all ranks
 _OWN = ("format", "step", "time", "cpu", "resumed_from")
 
 
@@ -75,6 +78,7 @@ class Run:
     Attributes:
         path: The folder.
         keep: How many checkpoints stay.
+        watch: Looks at what is logged, see `polopt.launch.doctor.live`; None looks at nothing.
 
     Raises:
         ValueError: If another process writes to the folder.
@@ -90,6 +94,7 @@ class Run:
     ) -> None:
         self.path = path
         self.keep = 2
+        self.watch: Watch | None = None
         self._main = main
         self._signals = signals or Signals()
         self._resumed = tree is None
@@ -157,6 +162,9 @@ class Run:
             except (TypeError, ValueError, RuntimeError) as error:
                 raise ValueError(f"the metric {name!r} is not a number: {value!r}") from error
         self._append({"step": step}, values)
+        if self.watch is not None:
+            for finding in self.watch.log(step, values):
+                self._line.say(f"doctor: {finding.id}: {brief(finding)}")
         self._events = self._events or EventWriter(self.path)
         self._events.scalars(step, values)
 
@@ -179,23 +187,24 @@ class Run:
             self._line.show(done, total, text)
 
     def should_stop(self) -> bool:
-        """Return whether to save and return early: SIGTERM or Ctrl-C has come.
+        """Return whether to save and return early: for SIGTERM, Ctrl-C, or a fatal finding.
 
         With a process group this is a collective (all ranks stop at the same update): call it
         on every rank, once an update.
         """
-        stop = self._signals.received is not None
+        stop = _SIGNAL * (self._signals.received is not None)
+        stop = max(stop, _HALT * (self.watch is not None and self.watch.halted))
         distributed = sys.modules.get("torch.distributed")
         if distributed and distributed.is_available() and distributed.is_initialized():
             import torch
 
             device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
-            flag = torch.tensor(int(stop), device=device)
+            flag = torch.tensor(stop, device=device)
             distributed.all_reduce(flag, op=distributed.ReduceOp.MAX)
-            stop = bool(flag.item())
-            if stop and self._signals.received is None:
+            stop = int(flag.item())
+            if stop == _SIGNAL and self._signals.received is None:
                 self._signals.received = signal.SIGTERM
-        return stop
+        return stop > 0
 
     def save(self, step: int, tensors: Mapping[str, "Tensor"], state: Mapping[str, Any]) -> Path:
         """Write the checkpoint of a step, see `polopt.launch.checkpoint.write`.
@@ -281,6 +290,11 @@ class _Line:
         line = " · ".join(p for p in (f"{100 * done / total:3.0f} %", rest, text) if p)
         self._open = terminal
         self._write(f"\r\033[K{line}" if terminal else f"{line}\n")
+
+    def say(self, text: str) -> None:
+        """Write a line of its own."""
+        self.end()
+        self._write(f"{text}\n")
 
     def end(self) -> None:
         if self._open:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["EventWriter"]
+__all__ = ["EventWriter", "checksum"]
 
 
 def _table() -> list[int]:
@@ -29,7 +29,8 @@ def _table() -> list[int]:
 _CRC32C = _table()
 
 
-def _checksum(data: bytes) -> bytes:
+def checksum(data: bytes) -> bytes:
+    """Return the masked CRC-32C that stands behind lengths and records, four bytes."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _CRC32C[(crc ^ byte) & 0xFF] ^ crc >> 8
@@ -82,7 +83,7 @@ class EventWriter:
     def _write(self, body: bytes) -> None:
         event = b"\x09" + struct.pack("<d", time.time()) + body
         length = struct.pack("<Q", len(event))
-        self._file.write(length + _checksum(length) + event + _checksum(event))
+        self._file.write(length + checksum(length) + event + checksum(event))
 
 
 def _float32(value: float) -> bytes:

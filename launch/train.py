@@ -12,8 +12,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from polopt.launch.doctor.command import check_recipe
+from polopt.launch.doctor.live import Watch
 from polopt.launch.files import read_json, write_json
-from polopt.launch.job import Job, prepare, processes
+from polopt.launch.job import Job, attendance, prepare, processes
 from polopt.launch.recipe import RecipeError, dump, load, nearest, override, shipped
 from polopt.launch.record import read_run
 from polopt.launch.result import SPAWNED, Result, rank
@@ -71,6 +73,9 @@ def train(args: argparse.Namespace, signals: Signals) -> Result:
     job = prepare(tree, name=Path(name or "run").stem)
     if kept is not None:
         _same(job.tree, kept, resume)
+    if SPAWNED not in os.environ and rank() == 0:
+        for line in check_recipe(job.tree):
+            print(f"polopt: check: {line}", file=sys.stderr)
     if args.dry_run:
         return _plan(args, job)
     if (check := getattr(job, "check_here", None)) is not None:
@@ -171,6 +176,7 @@ def _plan(args: argparse.Namespace, job: Job) -> Result:
         line = shlex.join([*_torchrun(job.processes), "-m", *words])
     text = f"# recipe\n{dump(job.tree)}\n# batches\n{dump(arithmetic)}\n# launch line\n{line}"
     content = {"recipe": job.tree, "arithmetic": arithmetic, "launch": line}
+    content["checks"] = check_recipe(job.tree)
     return Result(content=content, text=text)
 
 
@@ -272,10 +278,14 @@ def _execute(job: Job, run: Run, signals: Signals) -> Result:
     summary["seed"] = job.tree.get("seed")
     code = 0
     signals.patient = True
+    kind = "llm" if "trainer" in job.tree else "control"
+    run.watch = watch = Watch(job.tree, "polopt", kind, attendance(job.tree))
     try:
         summary |= {"status": "completed", **job.train(run)}
         if signals.received is not None:
             raise Terminated(signals.received)
+        if watch.halted:
+            summary["status"], code = "stopped", 1
     except Terminated as error:
         summary |= {"status": "stopped", "signal": signal.Signals(error.signum).name}
         code = 128 + error.signum
@@ -288,6 +298,8 @@ def _execute(job: Job, run: Run, signals: Signals) -> Result:
         summary |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
         code = 1
     signals.patient = False
+    if watch.found:
+        summary["doctor"] = {name: finding.title for name, finding in watch.found.items()}
     try:
         summary = run.finish(summary)
     except OSError as error:

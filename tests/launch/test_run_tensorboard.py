@@ -12,9 +12,9 @@ def _records(path):
     data = path.read_bytes()
     while data:
         (length,) = struct.unpack("<Q", data[:8])
-        assert data[8:12] == tensorboard._checksum(data[:8])
+        assert data[8:12] == tensorboard.checksum(data[:8])
         body = data[12 : 12 + length]
-        assert data[12 + length : 16 + length] == tensorboard._checksum(body)
+        assert data[12 + length : 16 + length] == tensorboard.checksum(body)
         data = data[16 + length :]
         yield body
 
@@ -23,7 +23,7 @@ def test_checksums_are_crc32c():
     """Known answers of RFC 3720, appendix B.4, masked as TFRecord does."""
     for data, crc in ((bytes(32), 0x8A9136AA), (b"\xff" * 32, 0x62A8AB43)):
         masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-        assert tensorboard._checksum(data) == struct.pack("<I", masked)
+        assert tensorboard.checksum(data) == struct.pack("<I", masked)
 
 
 def test_events_are_whole_after_each_call(run):

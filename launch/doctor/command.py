@@ -1,0 +1,120 @@
+"""`polopt doctor`: the command."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from polopt.launch.result import Result
+
+__all__ = ["EPILOG", "add_arguments", "check_recipe", "doctor"]
+
+EPILOG = """\
+examples:
+  polopt doctor runs/cartpole-ppo-20260131-120000
+  polopt doctor runs                        # all runs in a folder
+  polopt doctor out/checkpoint-200          # TRL: trainer_state.json
+  polopt doctor logs/progress.csv           # stable-baselines3
+  polopt doctor train.log                   # console output of verl or transformers
+  polopt doctor cartpole-ppo optimizer.lr=1 # a recipe, before anything runs
+
+Read are polopt's run folders, trainer_state.json, TensorBoard files, progress.csv, JSON lines and
+console output, plain or as .gz. Nothing that they hold is executed or unpickled.
+
+exit status: 0 nothing found, 1 findings, 2 input that is not understood
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command to its parser."""
+    parser.add_argument(
+        "arguments",
+        nargs="*",
+        metavar="PATH | RECIPE [key=value ...]",
+        help="logs or folders of runs; or one recipe, and settings to change in it",
+    )
+
+
+def doctor(args: argparse.Namespace, signals: object) -> Result:
+    """Examine runs, or a recipe.
+
+    Raises:
+        RecipeError: If nothing was named, or a recipe is wrong.
+    """
+    from polopt.launch.recipe import RecipeError
+    from polopt.launch.train import recipe_names
+
+    words: list[str] = args.arguments
+    if not words:
+        raise RecipeError("name a run, a log or a recipe: polopt doctor PATH")
+    first = words[0]
+    if "=" in first and not Path(first).exists():
+        raise RecipeError(f"{first!r} is a setting, name the recipe first: polopt doctor RECIPE")
+    is_recipe = Path(first).suffix in (".yaml", ".yml") and not Path(first).is_dir()
+    if is_recipe or (first in recipe_names() and not Path(first).exists()):
+        return _recipe(first, words[1:])
+    return _runs(words)
+
+
+def _runs(words: list[str]) -> Result:
+    from polopt.launch.doctor.diagnose import diagnose
+    from polopt.launch.doctor.readers import NotALogError, read
+    from polopt.launch.doctor.report import as_json, as_text
+
+    runs: list[dict[str, Any]] = []
+    texts: list[str] = []
+    errors: list[str] = []
+    for word in words:
+        try:
+            logs = read(Path(word))
+        except NotALogError as error:
+            print(f"polopt: {error}", file=sys.stderr)
+            errors.append(str(error))
+            continue
+        for log in logs:
+            findings = diagnose(log)
+            runs.append(as_json(log, findings))
+            texts.append(as_text(log, findings))
+    content: dict[str, Any] = {"runs": runs}
+    if errors:
+        content["errors"] = errors
+    found = any(run["findings"] for run in runs)
+    return Result(content=content, text="\n\n".join(texts), code=2 if errors else int(found))
+
+
+def _recipe(name: str, overrides: list[str]) -> Result:
+    from polopt.launch.doctor.diagnose import preflight
+    from polopt.launch.doctor.report import as_json, as_text
+    from polopt.launch.job import prepare
+    from polopt.launch.recipe import RecipeError, load
+    from polopt.launch.train import find_recipe
+
+    for word in overrides:
+        if "=" not in word:
+            raise RecipeError(f"{word!r} is not of the form key=value; one recipe at a time")
+    job = prepare(load(find_recipe(name), overrides), name=Path(name).stem)
+    log = _settings(job.tree, f"recipe {name}")
+    findings = preflight(log)
+    content = as_json(log, findings) | {"recipe": name, "settings": log.settings}
+    return Result(content=content, text=as_text(log, findings), code=int(bool(findings)))
+
+
+def check_recipe(tree: dict[str, Any]) -> list[str]:
+    """Return what is seriously odd about a resolved recipe, one line each.
+
+    `polopt train` prints them; hints are for `polopt doctor RECIPE`.
+    """
+    from polopt.launch.doctor.diagnose import preflight
+    from polopt.launch.doctor.report import brief
+
+    findings = preflight(_settings(tree, "recipe"))
+    return [brief(f) for f in findings if f.level != "hint"]
+
+
+def _settings(tree: dict[str, Any], source: str) -> Any:  # noqa: ANN401
+    from polopt.launch.doctor.log import Log
+    from polopt.launch.doctor.names import settings_from
+
+    kind = "llm" if "trainer" in tree else "control"
+    settings, paths = settings_from(tree, "polopt", kind)
+    return Log(source=source, framework="polopt", kind=kind, settings=settings, paths=paths)

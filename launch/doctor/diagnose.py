@@ -1,0 +1,169 @@
+"""From a run to findings: rules are tried, symptoms go under their cause, the rest is ranked."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from polopt.launch.doctor.log import Log, Series
+from polopt.launch.doctor.names import parameter
+from polopt.launch.doctor.predicates import Evidence, examine
+from polopt.launch.doctor.rules import CONFIDENCE, Rule, rules
+
+__all__ = ["Finding", "diagnose", "preflight"]
+
+_LEVELS = ("fatal", "fault", "hint")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that is wrong.
+
+    Attributes:
+        id: The rule that found it.
+        title: What is wrong.
+        level: `fatal`, `fault` or `hint`.
+        confidence: `high`, `medium` or `low`.
+        evidence: What was seen.
+        cause: The likely cause.
+        remedy: What to do, in the parameter names of the framework that wrote the log.
+        source: Where the rule is known from.
+        symptoms: Findings that this one explains.
+    """
+
+    id: str
+    title: str
+    level: str
+    confidence: str
+    evidence: tuple[Evidence, ...]
+    cause: str
+    remedy: str
+    source: str
+    symptoms: tuple["Finding", ...] = ()
+
+
+def diagnose(log: Log) -> list[Finding]:
+    """Return what is wrong with a run, the likeliest cause first; empty if nothing is seen.
+
+    Hints about settings are left out: they are for before a run, see `preflight`.
+    """
+    _derive(log)
+    tried = [r for r in rules() if not (r.settings and r.level == "hint")]
+    return _fold(_try(log, tried), tried)
+
+
+def preflight(log: Log) -> list[Finding]:
+    """Return what is odd about settings alone; `level` tells the serious ones."""
+    tried = [r for r in rules() if r.settings]
+    return _fold(_try(log, tried), tried)
+
+
+def _try(log: Log, tried: Iterable[Rule]) -> list[Finding]:
+    findings = []
+    for rule in tried:
+        if rule.kind not in ("any", log.kind):
+            continue
+        for case in rule.cases:
+            seen = [examine(log, test) for test in case.when]
+            if all(seen):
+                findings.append(
+                    Finding(
+                        id=rule.id,
+                        title=rule.title,
+                        level=rule.level,
+                        confidence=case.confidence,
+                        evidence=tuple(e for e in seen if e is not None),
+                        cause=" ".join(rule.cause.split()),
+                        remedy=_named(rule.remedy, log),
+                        source=rule.source,
+                    )
+                )
+                break
+    return findings
+
+
+def _named(text: str, log: Log) -> str:
+    """Put the framework's names for the settings into a remedy."""
+    text = " ".join(text.split())
+    return re.sub(r"\{(\w+)\}", lambda m: parameter(m[1], log.framework, log.kind), text)
+
+
+def _fold(findings: list[Finding], tried: Iterable[Rule]) -> list[Finding]:
+    """Put every finding under the strongest that explains it, directly or through others."""
+    explains = {rule.id: set(rule.explains) for rule in tried}
+    order = sorted(findings, key=lambda f: (_LEVELS.index(f.level), CONFIDENCE.index(f.confidence)))
+    roots: list[Finding] = []
+    under: dict[str, list[Finding]] = {}
+    for finding in order:
+        causes = [f for f in findings if finding.id in _reach(f.id, explains) and f is not finding]
+        # Of two that explain each other, the stronger is the cause.
+        causes = [
+            c for c in causes
+            if c.id not in _reach(finding.id, explains) or order.index(c) < order.index(finding)
+        ]  # fmt: skip
+        if causes:
+            best = min(causes, key=order.index)
+            under.setdefault(best.id, []).append(finding)
+        else:
+            roots.append(finding)
+
+    def gather(finding: Finding) -> tuple[Finding, ...]:
+        return tuple(s for f in under.get(finding.id, ()) for s in (f, *gather(f)))
+
+    folded = [replace(f, symptoms=gather(f)) for f in roots]
+    # A fault that only a symptom's level makes fatal is as urgent as its symptom.
+    return sorted(
+        folded,
+        key=lambda f: (
+            min(_LEVELS.index(s.level) for s in (f, *f.symptoms)),
+            CONFIDENCE.index(f.confidence),
+            -len(f.symptoms),
+        ),
+    )
+
+
+def _reach(start: str, explains: dict[str, set[str]]) -> set[str]:
+    seen: set[str] = set()
+    todo = [start]
+    while todo:
+        for name in explains.get(todo.pop(), ()):
+            if name not in seen:
+                seen.add(name)
+                todo.append(name)
+    return seen
+
+
+def _derive(log: Log) -> None:
+    """Compute metrics from others: the share of collecting, and speed by interval."""
+    parts = [
+        log.columns[n]
+        for n in ("update_time", "loss_time", "backward_time", "optimizer_time", "advantage_time",
+                  "reward_time", "sync_time")
+        if n in log.columns
+    ]  # fmt: skip
+    collect = log.columns.get("collect_time")
+    if collect and parts and "collect_share" not in log.columns:
+        totals = dict(zip(collect.steps, collect.values, strict=True))
+        for part in parts:
+            for step, value in zip(part.steps, part.values, strict=True):
+                if step in totals:
+                    totals[step] += value
+        share = Series()
+        for step, value in zip(collect.steps, collect.values, strict=True):
+            if totals[step] > 0:
+                share.add(step, value / totals[step])
+        log.columns["collect_share"] = share
+        log.names["collect_share"] = f"{log.names['collect_time']} / all phases"
+    mean = log.columns.get("mean_speed")
+    if mean and len(mean) > 2 and "interval_speed" not in log.columns:
+        # Speed since the start, as SB3 logs it: elapsed time is steps over speed.
+        speeds = Series()
+        before = None
+        for step, value in zip(mean.steps, mean.values, strict=True):
+            now = step / value if value > 0 else None
+            if before and now and now > before[1]:
+                speeds.add(step, (step - before[0]) / (now - before[1]))
+            before = (step, now) if now else before
+        log.columns["interval_speed"], log.names["interval_speed"] = speeds, "time/fps, by interval"
+    elif (speed := log.columns.get("speed")) and "interval_speed" not in log.columns:
+        log.columns["interval_speed"] = speed
+        log.names["interval_speed"] = log.names["speed"]

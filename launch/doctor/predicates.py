@@ -1,0 +1,369 @@
+"""The tests that rules are made of: a fixed set, each a function of one metric or setting.
+
+A test returns what it saw as `Evidence`, or None. A test of a metric or setting that the log does
+not have is never passed, so a rule stays silent where it cannot see. Values in rules are data:
+nothing in them is evaluated.
+"""
+
+import inspect
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from polopt.launch.doctor.log import Log, Series
+
+__all__ = ["PREDICATES", "SETTING_PREDICATES", "Evidence", "check_test", "examine"]
+
+_POINTS = 60  # of a plot
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What a test saw.
+
+    Attributes:
+        name: What the log calls the metric or setting.
+        text: What was seen, with numbers.
+        first: First step it was seen at, None for settings.
+        last: Last step.
+        steps: Steps of `values`.
+        values: The metric, thinned, for a plot.
+    """
+
+    name: str
+    text: str
+    first: float | None = None
+    last: float | None = None
+    steps: tuple[float, ...] = ()
+    values: tuple[float, ...] = ()
+
+
+Seen = tuple[str, float, float] | None
+"""What a predicate returns: text, first and last step."""
+
+
+def nonfinite(series: Series) -> Seen:
+    """Any value is NaN or infinite."""
+    if not series.nonfinite:
+        return None
+    times = "once" if series.nonfinite == 1 else f"{series.nonfinite} times"
+    first = series.first_nonfinite
+    return f"NaN or infinite {times}, first at step {show(first)}", first, first
+
+
+def above(series: Series, value: float, share: float = 0.8) -> Seen:
+    """At least a share of the values are above a value."""
+    return _side(series, value, share, "above", lambda v: v > value)
+
+
+def below(series: Series, value: float, share: float = 0.8) -> Seen:
+    """At least a share of the values are below a value."""
+    return _side(series, value, share, "below", lambda v: v < value)
+
+
+def _side(
+    series: Series, value: float, share: float, word: str, test: Callable[[float], bool]
+) -> Seen:
+    hits = [p[0] for p in series.points if test(p[1])]
+    if len(hits) < share * len(series) or not hits:
+        return None
+    text = f"median {show(series.median())}, {word} {show(value)} at {len(hits)} of {len(series)}"
+    return text + " points", hits[0], hits[-1]
+
+
+def spikes(series: Series, factor: float, times: int = 1, window: int = 25) -> Seen:
+    """Some values are beyond a multiple of the median of the values before them."""
+    hits = []
+    for i in range(5, len(series.points)):
+        before = [abs(p[1]) for p in series.points[max(0, i - window) : i]]
+        usual = statistics.median(before)
+        if usual > 0 and max(abs(series.points[i][2]), abs(series.points[i][3])) > factor * usual:
+            hits.append((series.points[i], usual))
+    if len(hits) < times:
+        return None
+    worst, usual = max(hits, key=lambda h: abs(h[0][3]) / h[1])
+    top = worst[3] if abs(worst[3]) > abs(worst[2]) else worst[2]
+    text = f"{len(hits)} spikes, the largest {show(top)} where {show(usual)} was usual"
+    return text, hits[0][0][0], hits[-1][0][0]
+
+
+def grown(series: Series, factor: float, part: float = 0.2, least: float = 0.0) -> Seen:
+    """The late values are at least a multiple of the early ones (medians, in size)."""
+    early, late = _ends(series, part)
+    if not (abs(late) >= factor * abs(early) and abs(late) > least):
+        return None
+    return f"from {show(early)} to {show(late)}", *_span(series)
+
+
+def shrunk(series: Series, factor: float, part: float = 0.2) -> Seen:
+    """The late values are at most a fraction of the early ones (medians, in size)."""
+    early, late = _ends(series, part)
+    if not (abs(late) <= factor * abs(early) and early != 0):
+        return None
+    return f"from {show(early)} to {show(late)}", *_span(series)
+
+
+def risen(series: Series, noise: float = 2.0, part: float = 0.25) -> Seen:
+    """The late mean is above the early one by more than the noise."""
+    early, late, unit = _noise(series, part)
+    if not late - early > noise * unit:
+        return None
+    return f"rose from {show(early)} to {show(late)}", *_span(series)
+
+
+def not_risen(series: Series, noise: float = 2.0, part: float = 0.25) -> Seen:
+    """The late mean is not above the early one by more than the noise."""
+    early, late, unit = _noise(series, part)
+    if late - early > noise * unit:
+        return None
+    return (
+        f"does not rise: {show(early)} at first, {show(late)} at last, noise {show(unit)}",
+        *_span(series),
+    )
+
+
+def fallen(series: Series, noise: float = 2.0, part: float = 0.25) -> Seen:
+    """The late mean is below the early one by more than the noise."""
+    early, late, unit = _noise(series, part)
+    if not early - late > noise * unit:
+        return None
+    return f"fell from {show(early)} to {show(late)}", *_span(series)
+
+
+def not_fallen(series: Series, shrink: float = 0.9, part: float = 0.2) -> Seen:
+    """The late values are still at a share of the early ones or above (medians)."""
+    early, late = _ends(series, part)
+    if not late >= shrink * early:
+        return None
+    return f"stays: {show(early)} at first, {show(late)} at last", *_span(series)
+
+
+def not_grown(series: Series, factor: float, part: float = 0.2) -> Seen:
+    """The late values are less than a multiple of the early ones (medians, in size)."""
+    early, late = _ends(series, part)
+    if abs(late) >= factor * abs(early):
+        return None
+    return f"{show(early)} at first, {show(late)} at last", *_span(series)
+
+
+def rising(series: Series, share: float = 0.9) -> Seen:
+    """A share of ten neighbouring parts have a mean above that of the part before."""
+    size = len(series) // 10
+    if size < 1:
+        return None
+    parts = [statistics.fmean(series.values[i * size : (i + 1) * size]) for i in range(10)]
+    up = sum(b > a for a, b in pairwise(parts))
+    if up < share * 9:
+        return None
+    return f"rises from {show(parts[0])} to {show(parts[-1])} without a break", *_span(series)
+
+
+def not_at_best(series: Series, part: float = 0.2, near: float = 0.05) -> Seen:
+    """The last values are below the best that was reached, by a share of the whole range."""
+    _, late = _ends(series, part)
+    low, high = min(series.values), max(series.values)
+    if high - late <= near * (high - low):
+        return None
+    return f"ends at {show(late)}, and {show(high)} was reached", *_span(series)
+
+
+def constant(series: Series, within: float = 1e-9) -> Seen:
+    """All values are the same, but for a share of their size."""
+    low, high = min(p[2] for p in series.points), max(p[3] for p in series.points)
+    if high - low > within * max(abs(low), abs(high)):
+        return None
+    return (
+        f"{show(low)} at all {len(series)} points",
+        *_span(series),
+    )
+
+
+def collapsed(series: Series, share: float = 0.5, noise: float = 3.0, part: float = 0.15) -> Seen:
+    """Falls from its best by a share of the way it had come, and ends there.
+
+    Best and end are means over windows of a part of the run, so that one lucky batch is no best.
+    """
+    size = max(3, round(part * len(series)))
+    if len(series) < 3 * size:
+        return None
+    values = series.values
+    means = [statistics.fmean(values[i : i + size]) for i in range(len(values) - size + 1)]
+    at = max(range(len(means)), key=means.__getitem__)
+    best, end, start = means[at], means[-1], means[0]
+    steps = [abs(b - a) for a, b in pairwise(values)]
+    unit = statistics.median(steps) if steps else 0.0
+    way = best - min(means[: at + 1])
+    if at == 0 or best - end < share * way or best - end < noise * unit or best <= start:
+        return None
+    peak = series.points[min(at + size // 2, len(series) - 1)][0]
+    text = f"rose to {show(best)} at step {show(peak)} and fell back to {show(end)}"
+    return text, peak, series.points[-1][0]
+
+
+def beyond_size(series: Series, value: float, share: float = 0.8) -> Seen:
+    """At least a share of the values are, in size, above a value."""
+    return _side(series, value, share, "in size above", lambda v: abs(v) > value)
+
+
+def within_size(series: Series, value: float, share: float = 0.8) -> Seen:
+    """At least a share of the values are, in size, at most a value."""
+    return _side(series, value, share, "in size at most", lambda v: abs(v) <= value)
+
+
+PREDICATES: Mapping[str, Callable[..., Seen]] = {
+    f.__name__: f
+    for f in (
+        nonfinite, above, below, spikes, grown, not_grown, shrunk, risen, not_risen, fallen,
+        not_fallen, rising, not_at_best, constant, collapsed, beyond_size, within_size,
+    )
+}  # fmt: skip
+"""Tests of a metric, by the name that rules use."""
+
+
+def _equals(value: Any, bound: Any) -> bool:  # noqa: ANN401
+    return value == bound and isinstance(value, bool) == isinstance(bound, bool)
+
+
+SETTING_PREDICATES: Mapping[str, Callable[[Any, Any], bool]] = {
+    "over": lambda value, bound: _is_number(value) and value > bound,
+    "under": lambda value, bound: _is_number(value) and value < bound,
+    "equals": _equals,
+    "differs": lambda value, bound: value != bound,
+    "set": lambda value, bound: (value not in (None, False, [], ())) == bound,
+}  # fmt: skip
+"""Tests of a setting; the bound may be a number times another setting (`of`)."""
+
+
+def examine(log: Log, test: Mapping[str, Any]) -> Evidence | None:
+    """Try one test of a rule.
+
+    Args:
+        log: One run.
+        test: `{metric: …, is: name of a predicate, …}`, with `from`, `to` (shares of the run),
+            `points` (how many it needs at least, 8 by default), or `of: other metric`, by whose
+            median the values are divided; `{setting: …, is: over, value: …, of: other setting}`;
+            `{mention: kind, phase: …}`; or `{absent: metric or setting}`.
+    """
+    if "metric" in test:
+        return _metric(log, test)
+    if "setting" in test:
+        return _setting(log, test)
+    if "absent" in test:
+        missing = test["absent"] not in log.columns and test["absent"] not in log.settings
+        return Evidence(name=test["absent"], text="is not there") if missing else None
+    for mention in log.mentions:
+        if mention.kind == test["mention"] and test.get("phase") in (None, mention.phase):
+            where = f"line {mention.line}: " if mention.line else ""
+            return Evidence(name="the log says", text=f"{where}{mention.text}")
+    return None
+
+
+_WINDOW = ("metric", "is", "from", "to", "points", "of", "steps")
+
+
+def check_test(test: Mapping[str, Any]) -> None:
+    """Refuse a test that is not of a known form.
+
+    Raises:
+        ValueError: With what is wrong.
+    """
+    if "metric" in test:
+        function = PREDICATES.get(test.get("is", ""))
+        if function is None:
+            raise ValueError(f"there is no test {test.get('is')!r} of a metric: {test}")
+        names = list(inspect.signature(function).parameters)[1:]
+        unknown = set(test) - {*names, *_WINDOW}
+        if unknown:
+            raise ValueError(f"{test['is']} takes {names}, not {sorted(unknown)}")
+    elif "setting" in test:
+        if test.get("is") not in SETTING_PREDICATES:
+            raise ValueError(f"there is no test {test.get('is')!r} of a setting: {test}")
+    elif not {"mention", "absent"} & test.keys():
+        raise ValueError(f"a test has a metric, a setting, a mention or absent, got {test}")
+
+
+def _metric(log: Log, test: Mapping[str, Any]) -> Evidence | None:
+    series = log.columns.get(test["metric"])
+    if series is None:
+        return None
+    name = log.names.get(test["metric"], test["metric"])
+    if "of" in test:
+        other = log.columns.get(test["of"])
+        scale = other.median() if other else math.nan
+        if not scale > 0:
+            return None
+        points = [(s, m / scale, a / scale, b / scale, n) for s, m, a, b, n in series.points]
+        series, name = Series(points), f"{name} / {log.names[test['of']]}"
+    whole = series
+    if "from" in test or "to" in test:
+        series = series.window(test.get("from", 0.0), test.get("to", 1.0))
+    if test["is"] != "nonfinite" and len(series) < test.get("points", 8):
+        return None
+    function = PREDICATES[test["is"]]
+    given = {k: v for k, v in test.items() if k not in _WINDOW}
+    seen = function(series, **given)
+    if seen is None:
+        return None
+    text, first, last = seen
+    steps, values = _thin(whole.steps, whole.values)
+    return Evidence(name=name, text=text, first=first, last=last, steps=steps, values=values)
+
+
+def _setting(log: Log, test: Mapping[str, Any]) -> Evidence | None:
+    if test["setting"] not in log.settings:
+        return None
+    value, bound = log.settings[test["setting"]], test.get("value", 1)
+    name, tail = log.paths.get(test["setting"], test["setting"]), ""
+    if "of" in test:
+        other = log.settings.get(test["of"])
+        if not _is_number(other):
+            return None
+        tail = f", {log.paths[test['of']]} is {show(other)}"
+        bound = bound * other
+    if not SETTING_PREDICATES[test["is"]](value, bound):
+        return None
+    return Evidence(name=name, text=f"is {show(value)}{tail}")
+
+
+def show(value: Any) -> str:  # noqa: ANN401
+    """Return a number with as many digits as a reader needs."""
+    if value is None:
+        return "none"
+    if isinstance(value, float) and math.isfinite(value):
+        return f"{value:.0f}" if abs(value) >= 1e3 and value == int(value) else f"{value:.3g}"
+    return str(value)
+
+
+def _span(series: Series) -> tuple[float, float]:
+    return series.points[0][0], series.points[-1][0]
+
+
+def _is_number(value: Any) -> bool:  # noqa: ANN401
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _ends(series: Series, part: float) -> tuple[float, float]:
+    size = max(2, round(part * len(series)))
+    values = series.values
+    return statistics.median(values[:size]), statistics.median(values[-size:])
+
+
+def _noise(series: Series, part: float) -> tuple[float, float, float]:
+    """Return the early mean, the late mean, and the standard error of their difference."""
+    size = max(3, round(part * len(series)))
+    values = series.values
+    early, late = values[:size], values[-size:]
+    steps = [b - a for a, b in pairwise(values)]
+    # Differences of neighbours: a trend does not count as noise.
+    spread = statistics.fmean(s * s for s in steps) ** 0.5 / 2**0.5 if steps else 0.0
+    return statistics.fmean(early), statistics.fmean(late), spread * (2 / size) ** 0.5
+
+
+def _thin(
+    steps: Sequence[float], values: Sequence[float]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    stride = max(1, -(-len(steps) // _POINTS))
+    return tuple(steps[::stride]), tuple(values[::stride])

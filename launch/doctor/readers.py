@@ -1,0 +1,347 @@
+"""From a path to runs: which format a file has, where one run ends, and what it is about."""
+
+import contextlib
+import gzip
+import io
+import math
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from polopt.launch import yaml12
+from polopt.launch.doctor.events import event_rows, is_event_file
+from polopt.launch.doctor.lines import (
+    Reading,
+    Row,
+    history_rows,
+    json_rows,
+    mention,
+    table_rows,
+    text_rows,
+)
+from polopt.launch.doctor.log import Log, Mention, Series
+from polopt.launch.doctor.names import FRAMEWORKS, aliases, canonical, framework_of, settings_from
+from polopt.launch.files import read_json
+from polopt.launch.recipe import load
+
+__all__ = ["NotALogError", "build_log", "read"]
+
+_MENTIONS, _SEGMENTS, _CONFIG = 200, 64, 1 << 20
+
+
+class NotALogError(ValueError):
+    """A path is not a log that the doctor reads; the message says what it is instead."""
+
+
+def read(path: Path) -> list[Log]:
+    """Read the runs in a file or folder.
+
+    Folders: a run folder of ours, an output folder or checkpoint of transformers, a folder with
+    SB3's progress.csv, with TensorBoard files, with verl's `.jsonl`, or a folder of such folders.
+
+    Raises:
+        NotALogError: In one sentence.
+    """
+    try:
+        if path.is_dir():
+            return _folder(path, depth=2)
+        if not path.exists():
+            raise NotALogError(f"there is no file or folder {str(path)!r}")
+        return _files([path])
+    except (OSError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise NotALogError(f"cannot read {path}: {reason}") from error
+
+
+def _folder(path: Path, depth: int) -> list[Log]:
+    if (path / "metrics.jsonl").is_file():
+        return _ours(path)
+    for name in ("trainer_state.json", "progress.csv", "progress.json"):
+        if (path / name).is_file():
+            return _files([path / name])
+    checkpoints = [p for p in path.glob("checkpoint-*/trainer_state.json")]
+    if checkpoints:
+        return _files([max(checkpoints, key=lambda p: (len(p.parent.name), p.parent.name))])
+    events = sorted(path.glob("*.tfevents.*"))
+    if events:
+        return _files(events, name=path)
+    logs: list[Log] = []
+    singles = [p for s in ("*.jsonl", "*.jsonl.gz", "*.log", "*.log.gz") for p in path.glob(s)]
+    for file in sorted(singles):
+        with contextlib.suppress(NotALogError):
+            logs += _files([file])
+    if depth and not logs:
+        for child in sorted(p for p in path.iterdir() if p.is_dir()):
+            with contextlib.suppress(NotALogError):
+                logs += _folder(child, depth - 1)
+    if not logs:
+        raise NotALogError(
+            f"{path} has no log that is read: metrics.jsonl, trainer_state.json, progress.csv, "
+            "TensorBoard files, .jsonl or .log"
+        )
+    return logs
+
+
+def _ours(path: Path) -> list[Log]:
+    """Read one of our run folders, also while it runs, or after it was killed."""
+    logs = _files([path / "metrics.jsonl"], name=path)
+    try:
+        tree = load(path / "config.yaml") if (path / "config.yaml").is_file() else {}
+        summary = read_json(path / "summary.json") if (path / "summary.json").is_file() else {}
+    except ValueError as error:
+        logs[-1].notes.append(f"the settings are not known: {error}")
+        return logs
+    for log in logs:
+        if tree:
+            log.kind = "control" if "collector" in tree else "llm"
+            log.settings, log.paths = settings_from(tree, log.framework, log.kind)
+            _infer(log)
+    error = str(summary.get("error", ""))
+    if error:
+        found = mention(error, 0, "") or Mention(kind="failed", phase="", line=0, text=error[:200])
+        logs[-1].mentions.append(found)
+    return logs
+
+
+def _files(paths: list[Path], name: Path | None = None) -> list[Log]:
+    """Read one file, or the TensorBoard files of one run."""
+    split, reading = _Split(), Reading()
+    for path in paths:
+        with _open(path) as file:
+            for item in _rows(file, path, reading):
+                split.add(item)
+    source = name or paths[0]
+    logs = split.logs(str(source))
+    if not logs:
+        seen = ", ".join(sorted(split.unknown)[:4])
+        raise NotALogError(
+            f"{source} has no metric that is known"
+            + (f": it has {seen}" if seen else ", and nothing in it looks like a line of a log")
+        )
+    config = reading.config or _hydra(Path(source))
+    for log in logs:
+        if config:
+            log.settings, log.paths = settings_from(config, log.framework, log.kind)
+        _infer(log)
+    if reading.cut:
+        logs[-1].notes.append("the end of the file is cut off, what is whole was read")
+    if reading.damaged:
+        logs[-1].notes.append(f"{reading.damaged} lines cannot be read and were left out")
+    return logs
+
+
+def _open(path: Path) -> BinaryIO:
+    file = path.open("rb")
+    if file.read(2) == b"\x1f\x8b":
+        file.close()
+        return gzip.open(path, "rb")  # type: ignore[return-value]
+    file.seek(0)
+    return file
+
+
+def _rows(file: BinaryIO, path: Path, reading: Reading) -> Iterator[Row | Mention]:
+    buffered = file if isinstance(file, io.BufferedReader) else io.BufferedReader(file)  # type: ignore[arg-type]
+    head = buffered.peek(4096)[:4096]
+    if not head:
+        raise NotALogError(f"{path} is empty")
+    if is_event_file(head):
+        yield from event_rows(buffered, reading)
+        return
+    if b"\x00" in head:
+        raise NotALogError(f"{path} is a binary file, and not a TensorBoard file")
+    start = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
+    text = io.TextIOWrapper(buffered, encoding="utf-8", errors="replace", newline="\n")
+    reader: Callable[..., Iterable[Row | Mention]] = text_rows
+    if start.startswith("{") and '"log_history"' in start:
+        reader = history_rows
+    elif start.startswith('{"') or start.startswith("{}"):
+        reader = json_rows
+    elif _is_table(start):
+        reader = table_rows
+    yield from reader(text, reading)
+
+
+def _is_table(start: str) -> bool:
+    cells = [c.strip() for c in start.split("\n", 1)[0].split(",")]
+    return len(cells) > 1 and (framework_of(cells) is not None or "step" in cells)
+
+
+def _hydra(source: Path) -> dict[str, Any] | None:
+    """Return verl's configuration, if Hydra left it beside the log."""
+    folder = source if source.is_dir() else source.parent
+    path = folder / ".hydra" / "config.yaml"
+    try:
+        if path.is_file() and path.stat().st_size < _CONFIG:
+            found = yaml12.parse(path.read_text(encoding="utf-8"))
+            return found if isinstance(found, dict) else None
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+@lru_cache(maxsize=4096)
+def _known(name: str) -> bool:
+    return any(canonical(name, framework) for framework in FRAMEWORKS)
+
+
+class _Segment:
+    """What was logged from one start on."""
+
+    def __init__(self) -> None:
+        self.series: dict[str, Series] = {}
+        self.rows = self.falls = 0
+        self.first = self.last = -math.inf
+        self.distinct = 0
+        self.counted = False
+
+    def take(self, step: float, row: Row) -> None:
+        if self.rows == 0:
+            self.first = step
+        if step != self.last:
+            self.distinct += 1
+        self.falls += step < self.last
+        self.last = step
+        self.rows += 1
+        for name, value in row.values.items():
+            self.series[name].add(step, value) if name in self.series else self._open(
+                name, step, value
+            )
+
+    def _open(self, name: str, step: float, value: float) -> None:
+        self.series[name] = Series()
+        self.series[name].add(step, value)
+
+    def drop_after(self, step: float) -> None:
+        for series in self.series.values():
+            series.points = [p for p in series.points if p[0] <= step]
+        self.last = step
+
+    def merge(self, other: "_Segment") -> None:
+        for name, series in other.series.items():
+            if name in self.series:
+                self.series[name].extend(series)
+            else:
+                self.series[name] = series
+        self.rows += other.rows
+        self.falls += other.falls
+
+
+class _Split:
+    """Deals rows to runs: a new one begins where the steps fall back to the start."""
+
+    def __init__(self) -> None:
+        self.segments = [_Segment()]
+        self.mentions: list[Mention] = []
+        self.unknown: set[str] = set()
+        self.shuffled = False
+
+    def add(self, item: Row | Mention) -> None:
+        """Take in a row, or a line of text."""
+        if isinstance(item, Mention):
+            if len(self.mentions) < _MENTIONS:
+                self.mentions.append(item)
+            return
+        now = self.segments[-1]
+        if item.resumed is not None:
+            now.drop_after(item.resumed)
+            return
+        known = {name: value for name, value in item.values.items() if _known(name)}
+        if not known:
+            if len(self.unknown) < 50:
+                self.unknown |= item.values.keys()
+            return
+        step = item.step
+        if step is None:
+            step, now.counted = float(now.rows), True
+        if step < now.last and step <= now.first and now.distinct > 1 and not self.shuffled:
+            now = _Segment()
+            self.segments.append(now)
+            if len(self.segments) > _SEGMENTS:  # no file holds so many runs
+                self._join()
+                now = self.segments[-1]
+        now.take(step, Row(step, known))
+
+    def _join(self) -> None:
+        first, *others = self.segments
+        for other in others:
+            first.merge(other)
+        self.segments, self.shuffled = [first], True
+
+    def logs(self, source: str) -> list[Log]:
+        """Return one log for each run."""
+        if any(s.falls > max(2, 0.02 * s.rows) for s in self.segments):
+            self._join()
+        used = [s for s in self.segments if s.rows]
+        logs = []
+        for number, segment in enumerate(used, 1):
+            part = f" (run {number} of {len(used)})" if len(used) > 1 else ""
+            log = build_log(segment.series, source + part)
+            log.rows = segment.rows
+            if self.shuffled:
+                log.notes.append("the steps are out of order and were sorted")
+            elif segment.falls:
+                log.notes.append("the steps fall back (a resumed run?): the later values count")
+            if segment.counted:
+                log.notes.append("lines without a step are counted instead")
+            logs.append(log)
+        if not logs and self.mentions:
+            logs.append(Log(source=source, framework="verl", kind="llm"))
+        if logs:
+            logs[-1].mentions += self.mentions
+        return logs
+
+
+def build_log(
+    series: dict[str, Series], source: str, *, framework: str | None = None, kind: str | None = None
+) -> Log:
+    """Give logged series their canonical names, and find out who wrote them.
+
+    Args:
+        series: Metrics by the name that was logged.
+        source: Where they come from.
+        framework: Who wrote them, where that is known.
+        kind: `control` or `llm`, where that is known.
+    """
+    framework = framework or framework_of(series) or FRAMEWORKS[0]
+    log = Log(source=source, framework=framework, kind=kind or "control")
+    order = list(aliases(framework))
+    for logged in sorted(series, key=lambda n: order.index(n) if n in order else len(order)):
+        alias = canonical(logged, framework)
+        if alias is None or alias.name in log.columns:
+            continue
+        column = series[logged]
+        column.settle()
+        if alias.factor != 1.0:
+            points = [_scaled(p, alias.factor) for p in column.points]
+            column = Series(points, column.nonfinite, column.first_nonfinite)
+        log.columns[alias.name], log.names[alias.name] = column, logged
+    if kind is None:
+        control = framework == "polopt" and {"return_mean", "steps_per_second"} & series.keys()
+        log.kind = "control" if control or framework in ("sb3", "torchrl") else "llm"
+    return log
+
+
+def _scaled(point: tuple[float, float, float, float, int], factor: float) -> Any:  # noqa: ANN401
+    step, mean, low, high, count = point
+    low, high = sorted((low * factor, high * factor))
+    return step, mean * factor, low, high, count
+
+
+def _infer(log: Log) -> None:
+    """Take from the metrics what the configuration does not say."""
+    found: dict[str, tuple[float, str]] = {}
+    for setting, metric in (("lr", "learning_rate"), ("clip", "clip_range")):
+        if (column := log.columns.get(metric)) and column.points:
+            found[setting] = max(column.values), log.names[metric]
+    updates, rounds = (log.columns.get(m) for m in ("updates", "iterations"))
+    if updates and rounds and len(updates) > 1 and len(rounds) > 1 and "clip_range" in log.columns:
+        counts = dict(zip(rounds.steps, rounds.values, strict=True))
+        both = [(p[0], p[1], counts[p[0]]) for p in updates.points if p[0] in counts]
+        if len(both) > 1 and both[-1][2] > both[0][2]:
+            spans = both[-1][2] - both[0][2]
+            found["epochs"] = (both[-1][1] - both[0][1]) / spans, log.names["updates"]
+            found["batch"] = (both[-1][0] - both[0][0]) / spans, log.names["iterations"]
+    for setting, (value, name) in found.items():
+        if setting not in log.settings:
+            log.settings[setting], log.paths[setting] = value, name
