@@ -307,6 +307,7 @@ class Length:
 
     limit: int
     cache: int
+    in_trainer = True  # nothing in it can hang
     __name__ = "length"
 
     def __post_init__(self) -> None:
@@ -334,6 +335,7 @@ class Repetition:
     """
 
     ngram: int = 3
+    in_trainer = True
     __name__ = "repetition"
 
     def __post_init__(self) -> None:

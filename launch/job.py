@@ -8,6 +8,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from polopt.launch.doctor.live import Attendance
@@ -195,16 +196,26 @@ def loss_names() -> dict[str, Callable[..., Any]]:
 
 
 def task_names() -> dict[str, Callable[..., Any]]:
-    """Return the short names for `task`: the functions of `polopt.envs` that return a task.
+    """Return the short names for `task`: functions that return a task, and rewards for it.
 
     Raises:
         ImportError: If a library is not installed that building a task needs.
     """
     names: dict[str, Callable[..., Any]] = {}
-    for module, kind in (("control", "ControlTask"), ("text", "TextTask")):
+    for module in ("control", "text", "dataset"):
         public = _public(f"polopt.envs.{module}")
-        names |= {n: f for n, f in public.items() if _returns(f, kind)}
+        names |= {n: f for n, f in public.items() if any(_returns(f, kind) for kind in _TASKS)}
+    for module in ("polopt.envs.rewards", "polopt.envs.isolation", "polopt.ext.trl.rewards"):
+        names |= {n: f for n, f in _public(module).items() if _returns(f, "Isolated") or _scores(f)}
     return names
+
+
+_TASKS = ("ControlTask", "TextTask", "DatasetTask")
+
+
+def _scores(target: object) -> bool:
+    """Whether a class is one of rewards, whose objects score completions."""
+    return is_dataclass(target) and "__call__" in vars(target)
 
 
 def algorithm_names() -> dict[str, Callable[..., Any]]:
