@@ -1,7 +1,7 @@
 """The job of a control task: an actor and a critic trained by TorchRL's parts and our losses."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -27,6 +27,7 @@ __all__ = [
     "Optimizer",
     "RewardScaling",
     "Updates",
+    "check_parts",
     "check_positive",
     "prepare",
     "read_section",
@@ -367,16 +368,31 @@ def _check_algorithm(algorithm: Any) -> None:  # noqa: ANN401
             "'algorithm': control tasks train on single steps, so ratio must be 'token' or 'none' "
             f"and aggregation 'token_mean', got {objective.ratio!r} and {objective.aggregation!r}"
         )
-    for name, used in (
-        ("kl_coef", objective.uses_reference),
-        ("corrections", bool(objective.corrections)),
+    check_parts(algorithm, _MEASURED)
+
+
+def check_parts(algorithm: Algorithm, measured: Iterable[str]) -> None:
+    """Refuse parts of an algorithm that no loop of a control task has a use for.
+
+    Args:
+        algorithm: Of the recipe.
+        measured: Metrics that its controllers can react to, besides those of the ratio.
+
+    Raises:
+        RecipeError: If it needs a reference policy or corrects a sampler, or a controller reacts
+            to another metric.
+    """
+    objective = algorithm.objective
+    for name, used, mend in (
+        ("kl_coef", objective.uses_reference, "set algorithm.kl_coef=0"),
+        ("corrections", bool(objective.corrections), "leave it out"),
     ):
         if used:
             raise RecipeError(
                 f"'algorithm': {name} is set, but a control task has no reference policy and no "
-                "sampler of its own: leave it out"
+                f"sampler of its own: {mend}"
             )
-    measured = [*_MEASURED, *(("kl_approx", "ratio_mean") if objective.ratio != "none" else ())]
+    measured = [*measured, *(("kl_approx", "ratio_mean") if objective.ratio != "none" else ())]
     try:  # not a number: asks only whether every controller finds its metric
         observe_all(algorithm, dict.fromkeys(measured, math.nan), 0)
     except ValueError as error:

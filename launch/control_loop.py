@@ -21,8 +21,9 @@ from polopt.launch.recipe import RecipeError
 from polopt.launch.record import read_metrics
 from polopt.launch.run import Run
 
-__all__ = ["Diverged", "Learner", "train"]
+__all__ = ["Diverged", "Learner", "check_update", "train"]
 
+_LARGEST_WEIGHT = 1e10  # beyond it layers overflow, and the next draw of an action fails
 _COUNTERS = ("frames", "greedy", "solved", "train_cpu")
 
 
@@ -100,6 +101,29 @@ def train(
         return loop.summary()
     finally:
         torch.set_num_threads(threads)
+
+
+def check_update(metrics: Mapping[str, float], parameters: Tensor, frames: int) -> None:
+    """Refuse an update after which a loss or a weight is not finite.
+
+    Args:
+        metrics: Of the update, by name.
+        parameters: All weights.
+        frames: At which it was made, for the message.
+
+    Raises:
+        FloatingPointError: Saying what went wrong, and where.
+    """
+    for name, value in metrics.items():
+        if name.startswith("loss_") and not math.isfinite(value):
+            raise FloatingPointError(
+                f"{name} became {value} in the update at frame {frames}: try a lower optimizer.lr"
+            )
+    largest = float(parameters.detach().abs().max())
+    if not largest < _LARGEST_WEIGHT:
+        raise FloatingPointError(
+            f"a weight became {largest} in the update at frame {frames}: try a lower optimizer.lr"
+        )
 
 
 class _Loop:

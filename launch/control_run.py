@@ -1,7 +1,6 @@
 """The on-policy iteration of a control task: collect a batch, advantages, update."""
 
 import copy
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -25,7 +24,7 @@ from polopt.ext.torchrl.transforms import (
 from polopt.ext.torchrl.update import Update
 from polopt.launch import control_loop
 from polopt.launch.control import ControlJob
-from polopt.launch.control_loop import Diverged
+from polopt.launch.control_loop import Diverged, check_update
 from polopt.launch.recipe import build
 from polopt.launch.record import read_metrics
 from polopt.launch.run import Run
@@ -37,7 +36,6 @@ from polopt.losses.schedules import value_at
 __all__ = ["collector_names", "train"]
 
 _DROPPED = "environments_dropped"
-_LARGEST_WEIGHT = 1e10  # beyond it layers overflow, and the next draw of an action fails
 
 
 def collector_names() -> dict[str, Callable[..., Any]]:
@@ -140,18 +138,7 @@ class _OnPolicy:
             frames += batch.numel()
             metrics, lr = self._learn(batch, frames)
             numbers = dict(zip(metrics, torch.stack(list(metrics.values())).tolist(), strict=True))
-            for name, value in numbers.items():
-                if name.startswith("loss_") and not math.isfinite(value):
-                    raise FloatingPointError(
-                        f"{name} became {value} in the update at frame {frames}: try a lower "
-                        "optimizer.lr"
-                    )
-            largest = float(self.parameters.detach().abs().max())
-            if not largest < _LARGEST_WEIGHT:
-                raise FloatingPointError(
-                    f"a weight became {largest} in the update at frame {frames}: try a lower "
-                    "optimizer.lr"
-                )
+            check_update(numbers, self.parameters, frames)
         except FloatingPointError as error:
             self.load(*before)
             raise Diverged(str(error)) from error

@@ -1,0 +1,95 @@
+"""The update of an actor on groups of rollouts."""
+
+from collections.abc import Callable
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torch.distributions import Distribution
+
+from polopt.ext.metrics import Stopwatch
+from polopt.losses.modules import PolicyLoss
+
+__all__ = ["GroupUpdate"]
+
+
+class GroupUpdate:
+    """Epochs of minibatches of whole rollouts through a `PolicyLoss`, without a critic.
+
+    Rollouts stay whole, since ratios and means may be those of a sequence. The actor sees only
+    steps that were played, not the padding behind them.
+
+    Args:
+        loss: Without actor and critic.
+        distribution: From observations to the actor's distribution.
+        optimizer: Over all parameters, or over the one tensor of `networks.flatten`.
+        epochs: Passes over the batch.
+        minibatch_size: Rollouts per optimizer step. A batch that is no multiple of it is dealt
+            evenly to as many minibatches as it would begin.
+        max_grad_norm: Gradients are scaled down to this norm; None leaves them.
+        target_kl: No further epoch follows one whose mean `kl_approx` is above this many
+            nats; None runs all.
+        stopwatch: Books the phases loss, backward and optimizer.
+    """
+
+    def __init__(
+        self,
+        loss: PolicyLoss,
+        distribution: Callable[[Tensor], Distribution],
+        optimizer: torch.optim.Optimizer,
+        *,
+        epochs: int,
+        minibatch_size: int,
+        max_grad_norm: float | None,
+        target_kl: float | None = None,
+        stopwatch: Stopwatch,
+    ) -> None:
+        self.loss, self.optimizer = loss, optimizer
+        self.epochs, self.minibatch_size = epochs, minibatch_size
+        self.max_grad_norm, self.target_kl = max_grad_norm, target_kl
+        self.stopwatch = stopwatch
+        self._distribution = distribution
+        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+
+    def __call__(self, batch: TensorDictBase) -> dict[str, Tensor]:
+        """Train on rollouts and return metrics, scalars averaged over the minibatches.
+
+        Args:
+            batch: [B], with the entries of `GroupAdvantage`, B at least one.
+        """
+        count = -(-len(batch) // self.minibatch_size)
+        history: list[dict[str, Tensor]] = []
+        for _ in range(self.epochs):
+            order = torch.randperm(len(batch), device=batch["mask"].device)
+            parts = order.tensor_split(count)
+            epoch = [self._step(batch[rows] if count > 1 else batch.copy()) for rows in parts]
+            history += epoch
+            if self.target_kl is not None:
+                moved = torch.stack([step["kl_approx"] for step in epoch]).mean()
+                if moved > self.target_kl:
+                    break
+        return {name: torch.stack([step[name] for step in history]).mean() for name in history[0]}
+
+    def _step(self, minibatch: TensorDictBase) -> dict[str, Tensor]:
+        watch, mask = self.stopwatch, minibatch["mask"]
+        distribution = self._distribution(minibatch["observation"][mask])
+        entries = {
+            "log_prob": distribution.log_prob(minibatch["action"][mask]),
+            "entropy": distribution.entropy(),
+        }
+        for name, entry in entries.items():
+            minibatch[name] = entry.new_zeros(mask.shape).masked_scatter(mask, entry)
+        terms = dict(self.loss(minibatch).items())
+        losses = [term for name, term in terms.items() if name.startswith("loss_")]
+        total = torch.stack(losses).sum()
+        watch.lap("loss")
+        self.optimizer.zero_grad(set_to_none=False)  # see `networks.flatten`
+        total.backward()
+        watch.lap("backward")
+        if self.max_grad_norm is not None:
+            norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.max_grad_norm)
+        else:
+            norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters])
+        self.optimizer.step()
+        watch.lap("optimizer")
+        return {name: term.detach() for name, term in terms.items()} | {"grad_norm": norm}
