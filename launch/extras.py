@@ -13,6 +13,8 @@ _EXTRAS = {
     "reasoning_gym": "trl",
     "Box2D": "control",
     "mujoco": "control",
+    "numba": "replay",
+    "zuko": "flow",
     "vllm": "vllm",
     "math_verify": "math",
     "hydra": "verl",
