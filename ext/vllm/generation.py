@@ -1,0 +1,143 @@
+"""TRL's generation by vLLM, with weights that also arrive without CUDA."""
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+from accelerate.utils import broadcast_object_list
+from transformers.utils import logging
+from trl.generation import vllm_generation
+from trl.generation.vllm_generation import VLLMGeneration
+from trl.trainer import grpo_trainer
+
+from polopt.ext.vllm.client import ServerError, WeightClient
+from polopt.ext.vllm.engines import load
+from polopt.ext.vllm.plugin import register
+from polopt.ext.vllm.server import Server, StartError
+
+__all__ = ["Generation", "installed"]
+
+logger = logging.get_logger(__name__)
+
+
+_RESTARTS = 3
+"""In one run: what fails more often has a cause that a new process does not cure."""
+
+
+class Generation(VLLMGeneration):
+    """`VLLMGeneration` whose server may use our engines, and which colocates on a CPU.
+
+    A server that this run started and that dies, or loses part of an update, is started anew
+    with the current weights, and what was asked is asked again. Where that fails, all ranks
+    raise.
+
+    Args:
+        engine: Further arguments of `vllm.LLM` (colocated): TRL names few of them.
+        client: Further arguments of `WeightClient` (server).
+        server: The server, on the main rank of the run that started it.
+        **kwargs: As for `VLLMGeneration`.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: Mapping[str, Any],
+        client: Mapping[str, Any],
+        server: Server | None,
+        **kwargs: Any,  # noqa: ANN401
+    ) -> None:
+        self._engine, self._client, self._server = engine, client, server
+        self._restarts = 0
+        super().__init__(**kwargs)
+
+    def _init_vllm(self) -> None:
+        register()  # in this process, should the package not be installed with its entry points
+        with contextlib.ExitStack() as stack:
+            for name, made, settings in (
+                ("LLM", vllm_generation.LLM, self._engine),
+                ("VLLMClient", WeightClient, self._client),
+            ):
+                partial = functools.partial(made, **settings)
+                stack.enter_context(mock.patch.object(vllm_generation, name, partial))
+            super()._init_vllm()
+
+    def sync_weights(self) -> None:
+        """See `VLLMGeneration`.
+
+        Raises:
+            ServerError: On all ranks, if the weights did not arrive.
+        """
+        if self.mode == "server":
+            while failure := self._send():
+                self._restart(failure)
+        elif self.accelerator.device.type == "cpu":
+            # TRL calls the model's loader, which finds packed weights on a CPU and fails.
+            named = ((name, tensor.detach()) for name, tensor in self._iter_named_params())
+            self.llm.collective_rpc(load, args=(named,))
+            self.llm.reset_prefix_cache()
+        else:
+            super().sync_weights()
+
+    def generate(self, prompts: list[list[int]], *args: Any, **kwargs: Any) -> tuple:  # noqa: ANN401
+        """See `VLLMGeneration`.
+
+        Raises:
+            ServerError: On all ranks, if no server answers.
+        """
+        output = super().generate(prompts, *args, **kwargs)
+        while self.mode == "server" and len(output[1]) != len(prompts):
+            main = self.accelerator.is_main_process
+            self._restart(self._agree(self.vllm_client.failure if main else None))
+            self.sync_weights()
+            output = super().generate(prompts, *args, **kwargs)
+        return output
+
+    def _send(self) -> ServerError | None:
+        """Send the weights; return why they did not arrive, the same on all ranks."""
+        failure = None
+        try:
+            super().sync_weights()
+        except ServerError as error:
+            failure = error
+        return self._agree(failure)
+
+    def _restart(self, failure: ServerError) -> None:
+        self._restarts += 1
+        final = None
+        if self.accelerator.is_main_process:
+            if failure.refused:
+                final = f"{failure}"
+            elif self._server is None:
+                final = f"{failure}; this run did not start the server, so it cannot restart it"
+            elif self._restarts > _RESTARTS:
+                final = f"{failure}; the server was restarted {_RESTARTS} times before"
+            else:
+                logger.warning("%s; the server is started anew", failure)
+                try:
+                    self._server.restart()
+                    self.vllm_client.init_communicator(self.accelerator.device)
+                except (ServerError, StartError) as error:
+                    final = f"{failure}; a new one could not be started: {error}"
+        if final := self._agree(final):
+            raise ServerError(final)
+
+    def _agree(self, word: Any) -> Any:  # noqa: ANN401
+        """Return what the main rank holds on all ranks."""
+        return broadcast_object_list([word], from_process=0)[0]
+
+
+@contextlib.contextmanager
+def installed(
+    engine: Mapping[str, Any] | None = None,
+    client: Mapping[str, Any] | None = None,
+    server: Server | None = None,
+) -> Iterator[None]:
+    """Let a GRPOTrainer that is made within generate by `Generation`, with these arguments.
+
+    It names the class in its constructor and offers no argument for it.
+    """
+    made = functools.partial(Generation, engine=engine or {}, client=client or {}, server=server)
+    with mock.patch.object(grpo_trainer, "VLLMGeneration", made):
+        yield

