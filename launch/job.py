@@ -69,9 +69,9 @@ class Job(Protocol):
 def prepare(tree: dict[str, Any], *, name: str) -> Job:
     """Check a recipe and return the job that runs it.
 
-    A task may be built by anything: `polopt.envs.control.ControlTask` (on-policy or off-policy,
-    as the algorithm is) and `polopt.envs.text.TextTask` go to the loops that ship; another
-    object that has a method `prepare(tree, *, name)` makes its own job.
+    A task may be built by anything: `polopt.envs.control.ControlTask` (with a critic, in groups
+    or off-policy, as the algorithm is) and `polopt.envs.text.TextTask` go to the loops that
+    ship; another object that has a method `prepare(tree, *, name)` makes its own job.
 
     Args:
         tree: What `polopt.launch.recipe.load` returned.
@@ -119,8 +119,11 @@ def _maker(task: object, tree: Mapping[str, Any]) -> Callable[..., Job]:
     kinds = _kinds(task)
     if "polopt.envs.control.ControlTask" in kinds:
         algorithm = build(tree.get("algorithm"), loss_names(), "algorithm")
-        replays = "polopt.losses.off_policy.OffPolicy" in _kinds(algorithm)
-        name = "polopt.launch.off_policy" if replays else "polopt.launch.control"
+        name = "polopt.launch.control"
+        if "polopt.losses.off_policy.OffPolicy" in _kinds(algorithm):
+            name = "polopt.launch.off_policy"
+        elif "polopt.losses.algorithm.Algorithm" in _kinds(algorithm) and algorithm.value is None:
+            name = "polopt.launch.control_groups"
         return importlib.import_module(name).prepare
     if "polopt.envs.text.TextTask" in kinds:
         return importlib.import_module("polopt.launch.llm").prepare

@@ -1,0 +1,191 @@
+"""The job of a control task whose algorithm compares rollouts from one state: GRPO and its kin."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from polopt.envs.control import ControlTask
+from polopt.launch.control import (
+    Checkpoints,
+    Evaluation,
+    Network,
+    Optimizer,
+    check_parts,
+    check_positive,
+    read_section,
+)
+from polopt.launch.job import COMMON, loss_names, processes, seed, task_names
+from polopt.launch.recipe import RecipeError, build, check_keys
+from polopt.losses import Algorithm
+from polopt.losses.controllers import states_of
+
+if TYPE_CHECKING:
+    from polopt.launch.run import Run
+
+__all__ = ["MEASURED", "Collection", "GroupJob", "Groups", "Updates", "prepare"]
+
+MEASURED = (
+    "clip_fraction", "entropy", "episodes", "grad_norm", "groups_dropped", "groups_flat",
+    "groups_played", "loss_objective", "refill_rounds", "return_mean",
+)  # fmt: skip
+"""What a controller can react to in every run, besides the metrics of the ratio."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Groups:
+    """How rollouts are grouped; see `polopt.ext.torchrl.groups.GroupCollector`.
+
+    Attributes:
+        size: Rollouts from one state.
+        segment: Steps of a rollout, at most; none plays episodes to their end.
+        gamma: Discount per step of a rollout's outcome.
+    """
+
+    size: int
+    segment: int | None = None
+    gamma: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collection:
+    """How data is collected.
+
+    Attributes:
+        num_envs: Copies of the environment, and so rollouts in one batch.
+        total_frames: Steps in the whole run; the last batch may go beyond.
+    """
+
+    num_envs: int
+    total_frames: int
+
+    def __post_init__(self) -> None:
+        check_positive(self, "num_envs", "total_frames")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Updates:
+    """How a batch is used.
+
+    Attributes:
+        epochs: Passes over it.
+        minibatch_size: Rollouts per optimizer step.
+        max_grad_norm: Gradients are scaled down to this norm; none leaves them.
+        target_kl: No further pass follows one in which the policy moved by more nats
+            (`kl_approx`) from the one that collected; none makes all passes.
+    """
+
+    epochs: int
+    minibatch_size: int
+    max_grad_norm: float | None = 0.5
+    target_kl: float | None = None
+
+    def __post_init__(self) -> None:
+        check_positive(self, "epochs", "minibatch_size", "max_grad_norm", "target_kl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupJob:
+    """A checked recipe; see `polopt.launch.job.Job`."""
+
+    name: str
+    tree: dict[str, Any]
+    task: ControlTask
+    algorithm: Algorithm
+    groups: Groups
+    collector: Collection
+    update: Updates
+    network: Network = field(default_factory=Network)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    processes: int = 1
+
+    def arithmetic(self) -> dict[str, Any]:
+        """See `Job`."""
+        rollouts, update = self.collector.num_envs, self.update
+        steps = min(self.groups.segment or self.task.max_steps, self.task.max_steps)
+        minibatches = rollouts // update.minibatch_size
+        refills = self.algorithm.sampling.max_rounds if self.algorithm.sampling.refill else 0
+        return {
+            "rollouts_per_batch": rollouts,
+            "groups_per_batch": rollouts // self.groups.size,
+            "steps_per_rollout_at_most": steps,
+            "refill_rounds_per_batch_at_most": refills,
+            "frames_per_batch_at_most": rollouts * steps * (1 + refills),
+            "minibatches_per_epoch": minibatches,
+            "optimizer_steps_per_batch": update.epochs * minibatches,
+            "evaluations_at_most": self.collector.total_frames // self.evaluation.every + 2,
+            "episodes_per_evaluation": self.evaluation.episodes,
+        }
+
+    def train(self, run: "Run") -> dict[str, Any]:
+        """See `Job`."""
+        from polopt.launch.control_groups_run import train
+
+        return train(self, run)
+
+
+def prepare(tree: dict[str, Any], *, name: str) -> GroupJob:
+    """Check the recipe of a control task with an algorithm that has no critic.
+
+    Args:
+        tree: As from `polopt.launch.recipe.load`; defaults are filled in.
+        name: Names the run.
+
+    Raises:
+        RecipeError: If the recipe is wrong.
+    """
+    from polopt.launch.control_groups_run import check_pieces  # a missing extra is told now
+
+    sections = {
+        "groups": Groups,
+        "collector": Collection,
+        "update": Updates,
+        "network": Network,
+        "optimizer": Optimizer,
+        "evaluation": Evaluation,
+        "checkpoints": Checkpoints,
+    }
+    check_keys(tree, (*COMMON, *sections))
+    for key in ("groups", "collector", "update"):
+        if key not in tree:
+            example = ", for example groups: {size: 16}" if key == "groups" else ""
+            raise RecipeError(f"the section {key!r} is missing{example}")
+    seed(tree)
+    world = processes(tree)
+    if world != 1:
+        raise RecipeError(f"'launch.processes' must be 1 for a control task, got {world}")
+    task = build(tree["task"], task_names(), "task")
+    algorithm = build(tree["algorithm"], loss_names(), "algorithm")
+    check_parts(algorithm, MEASURED)
+    evaluation = tree.setdefault("evaluation", {})
+    check_keys(evaluation, Evaluation.__dataclass_fields__, "evaluation")
+    evaluation.setdefault("stop_at", task.bar)
+    settings: dict[str, Any] = {}
+    for key, kind in sections.items():
+        tree.setdefault(key, {})
+        settings[key] = read_section(tree, key, kind)
+    job = GroupJob(name=name, tree=tree, task=task, algorithm=algorithm, **settings)
+    rollouts, size = job.collector.num_envs, job.update.minibatch_size
+    if rollouts % size:
+        raise RecipeError(
+            f"'update.minibatch_size' {size} must divide 'collector.num_envs' {rollouts}: both "
+            "count rollouts"
+        )
+    if algorithm.objective.ratio == "none":
+        if job.update.epochs > 1 or size < rollouts:
+            raise RecipeError(
+                "the algorithm has no importance ratio, so only its first update of a batch is "
+                f"right: set update.epochs=1 update.minibatch_size={rollouts}, or use dapo"
+            )
+        if job.update.target_kl is not None:
+            raise RecipeError(
+                "'update.target_kl' needs an importance ratio, which the algorithm does not have: "
+                "leave it out, or use dapo"
+            )
+    if states_of(job.optimizer):
+        raise RecipeError(
+            "'optimizer.lr' must be a number or a schedule; a controller adapts coefficients of "
+            "the algorithm"
+        )
+    check_pieces(job)
+    return job
