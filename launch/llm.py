@@ -120,6 +120,7 @@ class LlmJob:
 
         from polopt.ext.trl.models import Pretrained, cache_folder
 
+        self._check_rows()
         trainer = self.tree["trainer"]
         if trainer.get("use_vllm") and importlib.util.find_spec("vllm") is None:
             raise RecipeError("'trainer.use_vllm' needs vLLM: pip install 'polopt[vllm]'")
@@ -142,6 +143,20 @@ class LlmJob:
                 f"the cache folder {cache_folder()} cannot be made ({error.strerror}): set "
                 "POLOPT_CACHE to a folder that can be written"
             ) from error
+
+    def _check_rows(self) -> None:
+        """Read the rows, and refuse too few of them: some may have been dropped."""
+        from polopt.ext.trl.config import check_data
+        from polopt.launch.llm_data import check_rows, training_rows
+
+        if check_rows(self.task) is None:
+            return
+        size = self.batch.per_device * self.processes
+        config = _config({**self.tree["trainer"], "per_device_train_batch_size": size})
+        try:
+            check_data(config, self.algorithm, training_rows(self.task), self.processes)
+        except ValueError as error:
+            raise RecipeError(f"task: {error}") from error
 
     def train(self, run: "Run") -> dict[str, Any]:
         """See `Job`."""

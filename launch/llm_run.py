@@ -3,19 +3,21 @@
 import json
 import time
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
 from accelerate.utils import gather_object
-from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils import logging
 
+from polopt.envs.contract import RewardError
 from polopt.ext.trl.trainer import PolicyTrainer
 from polopt.launch.curve import write_curves
 from polopt.launch.llm import LlmJob
+from polopt.launch.llm_data import check_rows, close_rewards, record_rows, training_rows
 from polopt.launch.llm_watch import KINDS, Watch
 from polopt.launch.recipe import RecipeError
 from polopt.launch.record import read_metrics
@@ -28,9 +30,18 @@ def train(job: LlmJob, run: Run) -> dict[str, Any]:
     """Train a language model as its recipe says, and return the summary.
 
     Raises:
-        RecipeError: If the number of processes is not the one asked for, or TRL refuses the
-            recipe.
+        RecipeError: If the number of processes is not the one asked for, TRL refuses the
+            recipe, or a reward does not work.
     """
+    try:
+        return _train(job, run)
+    except RewardError as error:
+        raise RecipeError(str(error)) from error
+    finally:
+        close_rewards(job.task)
+
+
+def _train(job: LlmJob, run: Run) -> dict[str, Any]:
     logging.disable_progress_bar()
     # TRL still uses names that transformers renames.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
@@ -42,6 +53,9 @@ def train(job: LlmJob, run: Run) -> dict[str, Any]:
             f"{'runs' if state.num_processes == 1 else 'run'}: start it with torchrun "
             f"--nproc-per-node {job.processes} -m polopt train …"
         )
+    rows = check_rows(job.task)
+    if rows is not None and state.is_main_process:
+        record_rows(rows, run.path)
     began = time.monotonic(), cpu_seconds()
     with state.main_process_first():
         source = job.model.make(job.task, run.progress)
@@ -65,7 +79,7 @@ def train(job: LlmJob, run: Run) -> dict[str, Any]:
             algorithm=job.algorithm,
             correct_at=job.task.correct_at,
             trim_padding=job.trim_padding,
-            train_dataset=Dataset.from_list([dict(row) for row in job.task.train]),
+            train_dataset=training_rows(job.task),
             processing_class=tokenizer,
             peft_config=adapter,
         )
@@ -90,6 +104,7 @@ def train(job: LlmJob, run: Run) -> dict[str, Any]:
     spent = time.monotonic() - began[0], cpu_seconds() - began[1]
     if not watch.interrupted and watch.evaluated != steps:
         watch.evaluate(steps)
+    failures = _summed(gather_object([close_rewards(job.task)]))
     cpu = sum(gather_object([spent[1]]))
     answers = sum(gather_object([trainer.generated]))
     if not state.is_main_process:
@@ -113,7 +128,18 @@ def train(job: LlmJob, run: Run) -> dict[str, Any]:
         "warmup_wall_seconds": round(warmup[0], 1),
         "warmup_cpu_seconds": round(warmup[1], 1),
         "groups": dict(trainer.refilled),
+        **({"data": rows} if rows else {}),
+        **({"rewards": failures} if failures else {}),
     }
+
+
+def _summed(ranks: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
+    """Return counts by name summed over ranks."""
+    total: dict[str, Counter[str]] = {}
+    for counts in ranks:
+        for name, found in counts.items():
+            total.setdefault(name, Counter()).update(found)
+    return {name: dict(found) for name, found in total.items()}
 
 
 def _finished(checkpoint: Path | None, max_steps: int) -> int | None:

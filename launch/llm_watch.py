@@ -156,4 +156,5 @@ def _repeated(rows: list[Any], count: int) -> Iterator[Any]:
 
 def _append(path: Path, rows: Iterator[dict[str, Any]]) -> None:
     with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        # Columns may hold what JSON lacks, such as dates.
+        file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)

@@ -193,11 +193,17 @@ def check_rollouts(algorithm: Algorithm, given: Mapping[str, Any]) -> None:
 
 
 def check_tokenizer(tokenizer: Any, dataset: Any) -> None:  # noqa: ANN401
-    """Refuse conversations without a template to write them with, which TRL finds out late.
+    """Refuse a tokenizer that cannot pad or write conversations, which TRL finds out late.
 
     Raises:
-        ValueError: If the first prompt is a list of messages, and there is no chat template.
+        ValueError: If there is no token to pad with, or the first prompt is a list of messages and
+            there is no chat template.
     """
+    if getattr(tokenizer, "pad_token_id", 0) is None:
+        raise ValueError(
+            "the tokenizer has no pad token, and no end-of-sequence token to take its place: set "
+            "tokenizer.eos_token and tokenizer.pad_token, or take the tokenizer of the model"
+        )
     row = next(iter(dataset), {}) if dataset is not None else {}
     template = getattr(tokenizer, "chat_template", None)
     if isinstance(row.get("prompt"), list) and template is None:

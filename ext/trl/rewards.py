@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from polopt.envs.contract import RewardError, text_of
+from polopt.envs.contract import RewardError, checked, text_of
 from polopt.envs.rows import first_line
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["RewardModel"]
+__all__ = ["RewardModel", "checked_rewards"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,3 +134,16 @@ def _load(path: str, dtype: str) -> tuple["nn.Module", Any]:
     if torch.cuda.is_available():
         model = model.cuda()
     return model.eval(), tokenizer
+
+
+def checked_rewards(rewards: Any) -> Any:  # noqa: ANN401
+    """Return rewards as TRL takes them, functions with their results checked.
+
+    Args:
+        rewards: One or a list of functions, names of reward models, or reward models; or None.
+    """
+    if isinstance(rewards, list):
+        return [checked_rewards(reward) for reward in rewards]
+    # Modules are called by TRL in another way.
+    plain = callable(rewards) and not hasattr(rewards, "forward")
+    return checked(rewards) if plain else rewards

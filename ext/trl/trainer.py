@@ -31,6 +31,7 @@ from polopt.ext.trl.config import (
 )
 from polopt.ext.trl.metrics import Window, step_metrics
 from polopt.ext.trl.padding import Padding
+from polopt.ext.trl.rewards import checked_rewards
 from polopt.ext.trl.sampling import PromptStream, RefillingTrainer, weighted
 from polopt.ext.trl.selection import select_window
 from polopt.losses import (
@@ -111,7 +112,8 @@ class PolicyTrainer(RefillingTrainer):
         self.refilled: Counter[str] = Counter()
         self._reported: Counter[str] = Counter()
         self._before: list[Tensor] = []  # rewards of everything generated for one batch
-        super().__init__(model, reward_funcs, with_reference(args, algorithm), **kwargs)
+        rewards = checked_rewards(reward_funcs)
+        super().__init__(model, rewards, with_reference(args, algorithm), **kwargs)
         check_tokenizer(self._tokenizer, self.train_dataset)
         check_same_data(self.train_dataset, self.accelerator)
         if getattr(self, "aux_loss_enabled", False):

@@ -1,0 +1,82 @@
+"""The rows and rewards of a text task in a run: checked before it, told at its start and end."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polopt.envs.dataset import DatasetTask, Rows
+from polopt.envs.isolation import Isolated
+from polopt.envs.text import TextTask
+from polopt.launch.files import write_json
+from polopt.launch.recipe import RecipeError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+__all__ = ["check_rows", "close_rewards", "describe", "record_rows", "training_rows"]
+
+
+def check_rows(task: TextTask) -> dict[str, Any] | None:
+    """Read and check all rows of a task that has files.
+
+    Returns:
+        Counts of what was left out, or None for a task that makes its rows.
+
+    Raises:
+        RecipeError: If the rows cannot be read, or a reward cannot work with them.
+    """
+    if not isinstance(task, DatasetTask):
+        return None
+    try:
+        return task.check()
+    except ValueError as error:
+        raise RecipeError(f"task: {error}") from error
+
+
+def record_rows(report: Mapping[str, Any], folder: Path) -> None:
+    """Write the counts into a run folder, and tell them on stderr."""
+    write_json(folder / "data.json", dict(report))
+    print(describe(report), file=sys.stderr)
+
+
+def describe(report: Mapping[str, Any]) -> str:
+    """Return the counts as a sentence."""
+    train, evaluation = report["train"], report["evaluation"]
+    parts = [
+        f"data: {train['kept'] - train.get('held_out', 0)} of {train['rows']} rows to train on"
+    ]
+    if train["empty"] or train["too_long"]:
+        parts.append(
+            f"{100 * train['share_dropped']:.1f} % dropped ({train['too_long']} too long, "
+            f"{train['empty']} without a prompt or an answer)"
+        )
+    if train["cut"]:
+        parts.append(f"{train['cut']} prompts cut")
+    parts.append(f"{evaluation['kept']} held out")
+    if report["evaluated_and_trained"]:
+        parts.append(f"{report['evaluated_and_trained']} of these are also trained on")
+    return ", ".join(parts)
+
+
+def training_rows(task: TextTask) -> "Dataset":
+    """Return the rows to train on as TRL takes them."""
+    from datasets import Dataset
+
+    if isinstance(task.train, Rows):
+        return task.train.dataset
+    return Dataset.from_list([dict(row) for row in task.train])
+
+
+def close_rewards(task: TextTask) -> dict[str, dict[str, int]]:
+    """End the workers of a task's rewards on this rank.
+
+    Returns:
+        For each isolated reward how many samples it scored and failed to score, by cause.
+    """
+    found = {}
+    for reward in task.rewards:
+        if isinstance(reward, Isolated):
+            reward.close()
+            found[reward.__name__] = {"scored": reward.scored, **reward.failures}
+    return found
