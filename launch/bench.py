@@ -3,13 +3,14 @@
 import argparse
 from types import ModuleType
 
-from polopt.launch import bench_control
+from polopt.launch import bench_control, bench_llm
 from polopt.launch.result import Result
 
 __all__ = ["EPILOG", "add_arguments", "bench"]
 
 _COMPARISONS: dict[str, tuple[str, ModuleType]] = {
     "control": ("control tasks, each to its bar", bench_control),
+    "llm": ("a language model, our DAPO and TRL's own", bench_llm),
 }
 """A line of help and a module with `EPILOG`, `add_arguments(parser)` and `bench(args, signals)`.
 
@@ -20,6 +21,7 @@ EPILOG = """\
 examples:
   polopt bench control --help
   polopt bench control --tasks cartpole --libraries polopt sb3 --seeds 0 1 2
+  polopt bench llm --seeds 0 1 2
 """
 
 

@@ -29,6 +29,7 @@ def write_curves(
     title: str,
     x: str,
     y: str,
+    bands: Mapping[str, Sequence[tuple[float, float, float]]] | None = None,
 ) -> None:
     """Draw curves into one picture.
 
@@ -38,10 +39,13 @@ def write_curves(
         title: Stands above.
         x: Names the horizontal axis.
         y: Names the vertical axis.
+        bands: Areas (x, low, high) behind the curves of the same name.
     """
+    bands = bands or {}
     curves = {name: points for name, points in curves.items() if points}
     xs = [px for points in curves.values() for px, _ in points] or [0.0]
     ys = [py for points in curves.values() for _, py in points] or [0.0]
+    ys += [edge for points in bands.values() for _, *edges in points for edge in edges]
     left, right = min(xs), max(max(xs), min(xs) + 1e-9)
     low, high = min(ys), max(max(ys), min(ys) + 1e-9)
 
@@ -76,6 +80,11 @@ def write_curves(
         parts.append(text(px, _TOP + _HEIGHT + 18, f"{tick:,.6g}"))
     for i, (name, points) in enumerate(curves.items()):
         colour = _COLOURS[i % len(_COLOURS)]
+        edges = bands.get(name, ())
+        around = [(px, low) for px, low, _ in edges] + [(px, up) for px, _, up in reversed(edges)]
+        if around:
+            area = " ".join("{:.1f},{:.1f}".format(*place(*point)) for point in around)
+            parts.append(f'<polygon points="{area}" fill="{colour}" fill-opacity="0.15"/>')
         line = " ".join("{:.1f},{:.1f}".format(*place(*point)) for point in points)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts.append(text(_LEFT + _WIDTH - 8, _TOP + _HEIGHT - 12 - 16 * i, name, "end", colour))
