@@ -204,13 +204,13 @@ class PolicyLoss(TensorDictModuleBase):
                 mask,
                 clip=None if term.clip is None else number(term.clip, "value_clip"),
                 loss=term.loss,
+                coef=number(term.coef, "value_coef"),
                 # One denominator is shared, and so the weights must be.
                 aggregation=o.aggregation,
                 horizon=o.horizon,
                 group_tokens=group_tokens,
                 denominator=denominator,
             )
-            critic["loss_critic"] = number(term.coef, "value_coef") * critic["loss_critic"]
             out.update(critic)
         return TensorDict(out)  # pyright: ignore[reportArgumentType]
 

@@ -21,6 +21,7 @@ def value_loss(
     clip: float | None = None,
     loss: Literal["mse", "huber"] = "mse",
     scale: float | Tensor = 1.0,
+    coef: float | Tensor = 1.0,
     aggregation: Aggregation = "token_mean",
     horizon: int | None = None,
     group_tokens: Tensor | None = None,
@@ -47,6 +48,7 @@ def value_loss(
         loss: `"mse"` or `"huber"`.
         scale: Errors are divided by it first: hand in the standard deviation of the returns
             to make the loss independent of the scale of the reward.
+        coef: Weight of the term.
         aggregation: As in `polopt.losses.aggregation`; that of the objective, if both share a
             denominator.
         horizon: As in `Objective`, for aggregation `"constant"`.
@@ -98,10 +100,11 @@ def value_loss(
     if isinstance(scale, Tensor) or scale != 1.0:
         error = error / scale
     if loss == "mse":
-        step = 0.5 * error.square()
+        cost = total(error.square()) * (0.5 * coef)
     else:
-        step = torch.nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none")
-    return {"loss_critic": total(step), **out}
+        zero = torch.zeros_like(error)
+        cost = total(torch.nn.functional.huber_loss(error, zero, reduction="none")) * coef
+    return {"loss_critic": cost, **out}
 
 
 def explained_variance(value: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from polopt.ext.metrics import Stopwatch
+from polopt.ext.torchrl.optimize import Optimization
 from polopt.losses.modules import PolicyLoss
 
 __all__ = ["GroupUpdate"]
@@ -44,12 +45,11 @@ class GroupUpdate:
         target_kl: float | None = None,
         stopwatch: Stopwatch,
     ) -> None:
-        self.loss, self.optimizer = loss, optimizer
+        self.loss, self.stopwatch = loss, stopwatch
         self.epochs, self.minibatch_size = epochs, minibatch_size
-        self.max_grad_norm, self.target_kl = max_grad_norm, target_kl
-        self.stopwatch = stopwatch
+        self.target_kl = target_kl
         self._distribution = distribution
-        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._optimize = Optimization(optimizer, max_grad_norm=max_grad_norm, stopwatch=stopwatch)
 
     def __call__(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Train on rollouts and return metrics, scalars averaged over the minibatches.
@@ -71,7 +71,7 @@ class GroupUpdate:
         return {name: torch.stack([step[name] for step in history]).mean() for name in history[0]}
 
     def _step(self, minibatch: TensorDictBase) -> dict[str, Tensor]:
-        watch, mask = self.stopwatch, minibatch["mask"]
+        mask = minibatch["mask"]
         distribution = self._distribution(minibatch["observation"][mask])
         entries = {
             "log_prob": distribution.log_prob(minibatch["action"][mask]),
@@ -80,16 +80,5 @@ class GroupUpdate:
         for name, entry in entries.items():
             minibatch[name] = entry.new_zeros(mask.shape).masked_scatter(mask, entry)
         terms = dict(self.loss(minibatch).items())
-        losses = [term for name, term in terms.items() if name.startswith("loss_")]
-        total = torch.stack(losses).sum()
-        watch.lap("loss")
-        self.optimizer.zero_grad(set_to_none=False)  # see `networks.flatten`
-        total.backward()
-        watch.lap("backward")
-        if self.max_grad_norm is not None:
-            norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.max_grad_norm)
-        else:
-            norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters])
-        self.optimizer.step()
-        watch.lap("optimizer")
-        return {name: term.detach() for name, term in terms.items()} | {"grad_norm": norm}
+        self.stopwatch.lap("loss")
+        return self._optimize(terms)

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from polopt.ext.metrics import Stopwatch
+from polopt.ext.torchrl.optimize import Optimization
 from polopt.losses.modules import PolicyLoss
 
 __all__ = ["Update"]
@@ -45,12 +46,11 @@ class Update:
         target_kl: float | None = None,
         stopwatch: Stopwatch,
     ) -> None:
-        self.loss, self.optimizer = loss, optimizer
+        self.loss, self.stopwatch = loss, stopwatch
         self.epochs, self.minibatch_size = epochs, minibatch_size
-        self.max_grad_norm, self.stopwatch = max_grad_norm, stopwatch
         self.target_kl = target_kl
         self._distribution, self._value = distribution, value
-        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._optimize = Optimization(optimizer, max_grad_norm=max_grad_norm, stopwatch=stopwatch)
 
     def __call__(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Train on a batch and return metrics, scalars averaged over the minibatches.
@@ -70,6 +70,8 @@ class Update:
         evaluated = ("log_prob", "entropy", "value")
         keys = [key for key in self.loss.in_keys if key not in evaluated]
         flat = batch.select("observation", "action", *keys).reshape(-1)
+        for key in keys:  # once here instead of in every minibatch
+            flat[key] = flat[key].reshape(len(flat))
         history: list[dict[str, Tensor]] = []
         for _ in range(self.epochs):
             epoch = [self._step(minibatch) for minibatch in self._minibatches(flat)]
@@ -87,23 +89,12 @@ class Update:
         return [flat[index] for index in order.split(self.minibatch_size)]
 
     def _step(self, minibatch: TensorDictBase) -> dict[str, Tensor]:
-        watch = self.stopwatch
         observation = minibatch["observation"]
         distribution = self._distribution(observation)
         minibatch["log_prob"] = distribution.log_prob(minibatch["action"])
-        minibatch["entropy"] = distribution.entropy()
+        with torch.set_grad_enabled(self.loss.objective.uses_entropy):
+            minibatch["entropy"] = distribution.entropy()
         minibatch["value"] = self._value(observation)
         terms = dict(self.loss(minibatch).items())
-        losses = [term for name, term in terms.items() if name.startswith("loss_")]
-        total = torch.stack(losses).sum()
-        watch.lap("loss")
-        self.optimizer.zero_grad(set_to_none=False)  # see `flatten`
-        total.backward()
-        watch.lap("backward")
-        if self.max_grad_norm is not None:
-            norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.max_grad_norm)
-        else:
-            norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters])
-        self.optimizer.step()
-        watch.lap("optimizer")
-        return {name: term.detach() for name, term in terms.items()} | {"grad_norm": norm}
+        self.stopwatch.lap("loss")
+        return self._optimize(terms)

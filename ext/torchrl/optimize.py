@@ -1,0 +1,62 @@
+"""One optimizer step from the terms of a loss."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from polopt.ext.metrics import Stopwatch
+
+__all__ = ["Optimization"]
+
+
+class Optimization:
+    """Backward, bound on the norm of the gradient, optimizer step.
+
+    Args:
+        optimizer: Over all parameters, or over the one tensor of `networks.flatten`.
+        max_grad_norm: Gradients are scaled down to this norm; None leaves them.
+        stopwatch: Books the phases backward and optimizer.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        max_grad_norm: float | None,
+        stopwatch: Stopwatch,
+    ) -> None:
+        self.optimizer, self.max_grad_norm, self.stopwatch = optimizer, max_grad_norm, stopwatch
+        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+
+    def __call__(self, terms: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Take a step down the sum of the terms named `loss_*`.
+
+        Args:
+            terms: Scalars by name, as `PolicyLoss` returns them.
+
+        Returns:
+            All terms without their graph, and `grad_norm`, the norm before the bound.
+        """
+        watch = self.stopwatch
+        self.optimizer.zero_grad(set_to_none=False)  # see `networks.flatten`
+        # Several roots: the gradient of their sum, without the sum.
+        torch.autograd.backward(
+            [t for name, t in terms.items() if name.startswith("loss_") and t.requires_grad]
+        )
+        watch.lap("backward")
+        norm = self._bound()
+        self.optimizer.step()
+        watch.lap("optimizer")
+        return {name: term.detach() for name, term in terms.items()} | {"grad_norm": norm}
+
+    def _bound(self) -> Tensor:
+        if len(self._parameters) == 1:  # torch's functions would mostly sort it into groups
+            gradient = self._parameters[0].grad
+            norm = torch.linalg.vector_norm(gradient)
+            if self.max_grad_norm is not None:
+                gradient.mul_((self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+            return norm
+        if self.max_grad_norm is not None:
+            return torch.nn.utils.clip_grad_norm_(self._parameters, self.max_grad_norm)
+        return torch.nn.utils.get_total_norm([p.grad for p in self._parameters])
