@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from polopt.losses.schedules import Coefficient, check_coefficient, number
+from polopt.losses.schedules import Coefficient, check_coefficient, check_unit, number
 
 __all__ = [
     "Cispo",
@@ -103,8 +103,9 @@ class Clip:
     (clip-higher); https://arxiv.org/abs/1912.09729 (dual clip).
 
     Attributes:
-        low: The ratio is clipped from below at `1 - low`. In (0, 1].
-        high: The ratio is clipped from above at `1 + high`. Positive.
+        low: The ratio is clipped from below at `1 - low`. In [0, 1]; zero, where a schedule may
+            end, credits no change beyond the first step.
+        high: The ratio is clipped from above at `1 + high`. At least 0.
         dual: Bound on the ratio where the advantage is negative, above one; none by default
             (verl always applies 3.0). It cuts the gradient of a step that has to be pulled
             back from far away.
@@ -115,8 +116,10 @@ class Clip:
     dual: Coefficient | None = None
 
     def __post_init__(self) -> None:
-        check_coefficient("low", self.low, allowed=lambda x: 0.0 < x <= 1.0, expected="in (0, 1]")
-        _check_positive(high=self.high)
+        check_unit("low", self.low)
+        check_coefficient(
+            "high", self.high, allowed=lambda x: x >= 0.0, expected="a number of at least 0"
+        )
         if self.dual is not None:
             check_coefficient(
                 "dual", self.dual, allowed=lambda x: x > 1.0, expected="more than one"

@@ -14,6 +14,7 @@ from polopt.losses import (
     GeometricClip,
     KlCov,
     KlPenalty,
+    Linear,
     OffPolicyMask,
     Plain,
     Reject,
@@ -24,6 +25,8 @@ from polopt.losses import (
     drop_truncated,
     entropy_threshold,
     explained_variance,
+    ppo,
+    resolve,
     top_entropy,
     value_loss,
 )
@@ -239,3 +242,14 @@ def test_selections_become_part_of_the_mask():
     assert cut.sum(-1).tolist() == [0, 2]
     small = drop_small_advantages(torch.tensor([[0.0], [0.5]]), mask, threshold=0.1)
     assert small.sum(-1).tolist() == [0, 2]
+
+
+def test_a_clip_may_end_at_zero():
+    falling = ppo(clip=Linear(start=0.2, end=0.0, steps=10)).objective.surrogate
+    log_ratio = torch.tensor([0.0, 0.1, -0.1], requires_grad=True)
+    advantage = torch.ones(3)
+    loss, clipped = resolve(falling, 10)(log_ratio, advantage, log_ratio, None)
+    assert clipped.tolist() == [False, True, False]
+    (gradient,) = torch.autograd.grad(loss.sum(), log_ratio)
+    # From an unmoved policy it learns, a gain is not credited, a loss is pulled back.
+    torch.testing.assert_close(gradient, -torch.tensor([1.0, 0.0, math.exp(-0.1)]))
