@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from polopt.envs.contract import Reward, name_of
 from polopt.envs.isolation import Isolated, isolated
 from polopt.envs.prompts import Prompts, digest, hold_out, read
-from polopt.envs.rewards import BySource, has_reward
+from polopt.envs.rewards import BySource
 from polopt.envs.rows import Source
 from polopt.envs.text import TextTask
 
@@ -124,13 +124,7 @@ def _check_reward(reward: Any, rows: "Dataset") -> None:  # noqa: ANN401
             f"the rows have no column {inner.source_key!r}, by which a reward could be chosen: "
             "name the rewards, for example rewards=[{use: MathVerify}]"
         )
-    sources = {str(source) for source in rows[inner.source_key][:]}
-    unknown = sorted(source for source in sources if not has_reward(source))
-    if unknown:
-        raise ValueError(
-            f"there is no built-in reward for {inner.source_key} {unknown[0]!r}: name the rewards, "
-            "for example rewards=[{use: FromFile, path: reward.py}]"
-        )
+    inner.check({str(source) for source in rows[inner.source_key][:]})
 
 
 def dataset(

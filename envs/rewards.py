@@ -8,7 +8,7 @@ import importlib.util
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ __all__ = [
     "MathVerify",
     "Repetition",
     "TextFormat",
-    "has_reward",
     "score_gsm8k",
     "score_math",
 ]
@@ -158,17 +157,29 @@ class BySource:
         rows = zip(sources, completions, answer, strict=True)
         return [_score_by_source(str(source), text_of(c), gold) for source, c, gold in rows]
 
+    def check(self, sources: Iterable[str]) -> None:
+        """Refuse sources that have no reward here.
+
+        Raises:
+            RewardError: With the source, or with the library that is missing.
+        """
+        kinds = {source: _kind(source) for source in sorted(sources)}
+        for source, kind in kinds.items():
+            if kind is None:
+                raise RewardError(_unknown(source))
+        if set(kinds.values()) - {"gsm8k"}:
+            try:
+                _math_verify()
+            except ModuleNotFoundError as error:
+                raise RewardError(str(error)) from error
+
     def extract(self, text: str) -> str | None:
         """Return the final answer in a text, of whatever source."""
         return last_boxed(text) or after_hashes(text) or after_word(text, "Answer")
 
 
-_MATH = {"math", "math-lighteval", "math-500", "numinamath-cot", "numinamath-1.5", "math_lighteval"}
-
-
-def has_reward(source: str) -> bool:
-    """Tell whether `BySource` knows a source."""
-    return _kind(source) is not None
+# Names behind the last slash, as in DigitalLearningGmbH/MATH-lighteval.
+_MATH = {"math", "math-lighteval", "math-500", "numinamath-cot", "numinamath-1.5"}
 
 
 def _kind(source: str) -> str | None:
@@ -191,7 +202,11 @@ def _score_by_source(source: str, solution: str, answer: object) -> float | None
     if kind == "math":
         found = last_boxed(solution)
         return score_math(None if found is None else f"${found}$", answer)
-    raise RewardError(
+    raise RewardError(_unknown(source))
+
+
+def _unknown(source: str) -> str:
+    return (
         f"there is no built-in reward for data_source {source!r}: name the rewards, for example "
         "task.rewards=[{use: FromFile, path: reward.py}]"
     )

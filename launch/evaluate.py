@@ -132,15 +132,18 @@ def measure(job: "LlmJob", source: str, *, samples: int, seed: int) -> dict[str,
         seed: Of the draws.
 
     Raises:
-        RecipeError: If there is no such model.
+        RecipeError: If there is no such model, or the task's rows or reward do not work.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
+    from polopt.ext.trl.config import check_tokenizer
     from polopt.ext.trl.evaluate import judge, report
+    from polopt.launch.llm_data import close_rewards, held_out_rows
     from polopt.launch.recipe import RecipeError
 
+    task, rows = job.task, held_out_rows(job.task, job.evaluation.problems)
     logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
@@ -152,11 +155,16 @@ def measure(job: "LlmJob", source: str, *, samples: int, seed: int) -> dict[str,
         tokenizer.pad_token = tokenizer.eos_token
     if torch.cuda.is_available():
         model = model.cuda()
-    task, rows = job.task, list(job.task.evaluation)[: job.evaluation.problems]
-    problems, *_ = judge(
-        model, tokenizer, task, rows,
-        samples=samples, max_new_tokens=job.batch.max_length, seed=seed,
-    )  # fmt: skip
+    try:
+        check_tokenizer(tokenizer, rows)
+        problems, *_ = judge(
+            model, tokenizer, task, rows,
+            samples=samples, max_new_tokens=job.batch.max_length, seed=seed,
+        )  # fmt: skip
+    except ValueError as error:  # of a reward, too
+        raise RecipeError(str(error)) from error
+    finally:
+        close_rewards(task)
     content: dict[str, Any] = {
         "model": source,
         "task": task.name,

@@ -14,7 +14,14 @@ from polopt.launch.recipe import RecipeError
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["check_rows", "close_rewards", "describe", "record_rows", "training_rows"]
+__all__ = [
+    "check_rows",
+    "close_rewards",
+    "describe",
+    "held_out_rows",
+    "record_rows",
+    "training_rows",
+]
 
 
 def check_rows(task: TextTask) -> dict[str, Any] | None:
@@ -66,6 +73,18 @@ def training_rows(task: TextTask) -> "Dataset":
     if isinstance(task.train, Rows):
         return task.train.dataset
     return Dataset.from_list([dict(row) for row in task.train])
+
+
+def held_out_rows(task: TextTask, limit: int | None) -> list[Mapping[str, Any]]:
+    """Return the rows for evaluation, at most `limit` of them.
+
+    Raises:
+        RecipeError: If they cannot be read.
+    """
+    try:
+        return list(task.evaluation)[:limit]
+    except ValueError as error:
+        raise RecipeError(f"task: {error}") from error
 
 
 def close_rewards(task: TextTask) -> dict[str, dict[str, int]]:

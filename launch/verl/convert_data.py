@@ -11,46 +11,20 @@ _OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg."
 
 
 def convert_data(plan: Plan) -> None:
-    """Write the section `task`: verl's parquet rows and the reward."""
-    task: dict[str, Any] = {"use": "polopt.launch.verl.task:rows"}
+    """Write the section `task`: verl's parquet rows and the rewards."""
+    task: dict[str, Any] = {"use": "dataset"}
     task["train_files"] = plan.texts("data.train_files")
     task["eval_files"] = plan.texts("data.val_files")
     how = "read by polopt: prompt, data_source, reward_model.ground_truth, extra_info"
     plan.say("data.train_files", "ours", "task.train_files", how)
     plan.say("data.val_files", "ours", "task.eval_files", "one set; verl reports per data_source")
     if not task["eval_files"]:
-        plan.traps.append("data.val_files is empty: the task keeps the last rows for evaluation")
+        plan.traps.append("data.val_files is empty: the task holds out 1 % of the prompts")
     task["prompt_key"] = plan.text("data.prompt_key")
     plan.say("data.prompt_key", "ours", "task.prompt_key", "")
     task["max_prompt_length"] = plan.integer("data.max_prompt_length", low=1)
     task["tokenizer"] = plan.text(_MODEL + "path")
-    overlong, cut = plan.flag("data.filter_overlong_prompts"), plan.text("data.truncation")
-    plan.say(
-        "data.filter_overlong_prompts",
-        "ours",
-        "task.max_prompt_length",
-        "longer prompts are dropped and counted"
-        if overlong
-        else "off in verl; the task drops longer prompts",
-    )
-    if cut == "error":
-        plan.say(
-            "data.truncation",
-            "ours" if overlong else "approximate",
-            "task",
-            "never fires: longer prompts are dropped first"
-            if overlong
-            else "verl stops at the first long prompt, the task drops it",
-        )
-    else:
-        plan.say(
-            "data.truncation",
-            "no effect" if overlong else "approximate",
-            "task",
-            "longer prompts are dropped first"
-            if overlong
-            else f"verl cuts long prompts ({cut}), the task drops them: fewer rows",
-        )
+    _long_prompts(plan, task)
     plan.trainer["shuffle_dataset"] = plan.flag("data.shuffle")
     plan.say("data.shuffle", "exact", "trainer.shuffle_dataset", "other samplers, other orders")
     plan.default("data.shuffle", "trainer.shuffle_dataset", "verl: on")
@@ -96,29 +70,47 @@ def convert_data(plan: Plan) -> None:
     plan.sections["task"] = task
 
 
+def _long_prompts(plan: Plan, task: dict[str, Any]) -> None:
+    drop, cut = plan.flag("data.filter_overlong_prompts"), plan.text("data.truncation")
+    what = "drop" if drop else "refuse" if cut == "error" else "cut"
+    task["overlong_prompts"] = what
+    plan.say(
+        "data.filter_overlong_prompts",
+        "ours",
+        "task.overlong_prompts",
+        "longer prompts are dropped and counted" if drop else f"off: data.truncation says {what}",
+    )
+    if drop:
+        how = "no effect", "longer prompts are dropped first"
+    elif cut == "error":
+        how = "ours", "stops at a long prompt; before training, where verl meets it later"
+    else:
+        kept = "as left does" if cut == "left" else f"where verl cuts by {cut!r}"
+        how = "approximate", f"the last message loses its beginning, {kept}; the template stays"
+    plan.say("data.truncation", how[0], "task.overlong_prompts", how[1])
+
+
 def _reward(plan: Plan, task: dict[str, Any]) -> None:
+    task["rewards"] = [{"use": "BySource"}]
     path = plan.value("reward.custom_reward_function.path")
     name = plan.text("reward.custom_reward_function.name")
     if path is not None:
-        task["reward"] = {
-            "use": "polopt.launch.verl.task:from_file",
-            "path": str(path),
-            "name": name,
-        }
+        task["rewards"] = [{"use": "FromFile", "path": str(path), "name": name}]
         how = "called per sample as verl does; a dictionary gives its 'score'"
-        plan.say("reward.custom_reward_function.path", "ours", "task.reward", how)
-        plan.say("reward.custom_reward_function.name", "ours", "task.reward", "")
+        plan.say("reward.custom_reward_function.path", "ours", "task.rewards", how)
+        plan.say("reward.custom_reward_function.name", "ours", "task.rewards", "")
     else:
         plan.say("reward.custom_reward_function.path", "no effect", "", "null: by data_source")
         if not all("gsm8k" in file.lower() for file in task["train_files"]):
             plan.traps.append(
-                "verl chooses the reward by data_source; polopt has GSM8K's only: for other "
-                "sources set task.reward to a function of yours"
+                "verl chooses the reward by data_source; polopt knows GSM8K, MATH, NuminaMath and "
+                "DAPO's, and compares by math-verify (pip install 'polopt[math]'): for other "
+                "sources name task.rewards"
             )
         plan.say("reward.custom_reward_function.name", "no effect", "", "no path is set")
     manager = plan.text("reward.reward_manager.name") or "naive"
     if manager in ("naive", "prime", "batch", "dapo"):
-        plan.say("reward.reward_manager.name", "ours", "task.reward", f"{manager}: one score each")
+        plan.say("reward.reward_manager.name", "ours", "task.rewards", f"{manager}: one score each")
     else:
         plan.say(
             "reward.reward_manager.name",
@@ -131,7 +123,8 @@ def _reward(plan: Plan, task: dict[str, Any]) -> None:
         "reward.reward_model.enable",
         "refused" if model else "no effect",
         "",
-        "a reward model is not imported: serve it and call it from a reward function"
+        "a reward model is not imported: one that is a sequence classifier goes into task.rewards "
+        "as {use: RewardModel, path: …}"
         if model
         else "off",
     )
@@ -158,15 +151,15 @@ def _reward(plan: Plan, task: dict[str, Any]) -> None:
     if width > longest:
         raise plan.fail(_OVERLONG + "len", f"at most max_resp_len = {longest}")
     factor = plan.number(_OVERLONG + "penalty_factor", default=1.0)
-    task["overlong"] = {"limit": longest, "cache": width}
+    task["rewards"].append({"use": "Length", "limit": longest, "cache": width})
     plan.trainer["reward_weights"] = [1.0, factor]
-    plan.say(_OVERLONG + "enable", "ours", "task.overlong", "a second reward, from 0 to -1")
-    plan.say(_OVERLONG + "len", "exact", "task.overlong.cache", "")
+    plan.say(_OVERLONG + "enable", "ours", "task.rewards", "a second reward, from 0 to -1")
+    plan.say(_OVERLONG + "len", "exact", "task.rewards.1.cache", "")
     plan.say(
         _OVERLONG + "penalty_factor", "converted", "trainer.reward_weights", f"[1, {factor:g}]"
     )
     plan.say(_OVERLONG + "log", "inert", "", "every reward is logged by itself")
-    plan.say("reward.reward_kwargs.max_resp_len", "exact", "task.overlong.limit", "")
+    plan.say("reward.reward_kwargs.max_resp_len", "exact", "task.rewards.1.limit", "")
 
 
 def _unused(plan: Plan, *, model: bool) -> None:

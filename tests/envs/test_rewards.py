@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -17,7 +18,6 @@ from polopt.envs.rewards import (
     MathVerify,
     Repetition,
     TextFormat,
-    has_reward,
     score_gsm8k,
 )
 
@@ -104,12 +104,13 @@ def test_sources():
         "aime2024": ("34", "34", -1.0),
         "numina_cn_k12": (r"\boxed{3}", "3", 1.0),
     }
-    assert all(map(has_reward, rows))
     texts, answers, scores = map(list, zip(*rows.values(), strict=True))
     reward = BySource()
     assert reward(completions=texts, answer=answers, data_source=list(rows)) == scores
     assert [reward.extract(t) for t in texts[:5]] == ["7", r"\frac12", None, "7", "34"]
-    assert not has_reward("mine")
+    reward.check(rows)
+    with pytest.raises(RewardError, match="no built-in reward for data_source 'mine'"):
+        reward.check(["openai/gsm8k", "mine"])
     with pytest.raises(RewardError, match=r"no built-in reward for data_source 'mine'.*FromFile"):
         reward(completions=["x"], answer=["y"], data_source=["mine"])
     with pytest.raises(RewardError, match="no column 'data_source', by which"):
@@ -247,3 +248,14 @@ def test_async_rewards_stay_async():
     assert asyncio.run(reward(completions=["ab"])) == [2.0]
     with pytest.raises(RewardError, match="'Judge' gave 'x'"):
         asyncio.run(reward(completions=[""]))
+
+
+def test_math_without_its_library(monkeypatch):
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+    with pytest.raises(
+        ModuleNotFoundError, match=r"needs math-verify: pip install 'polopt\[math\]'"
+    ):
+        MathVerify()
+    BySource().check(["openai/gsm8k"])
+    with pytest.raises(RewardError, match="needs math-verify: pip install"):
+        BySource().check(["openai/gsm8k", "lighteval/MATH"])

@@ -174,7 +174,10 @@ def test_dapo():
         "dual": 10.0,
     }
     assert recipe["algorithm"]["sampling"]["refill"] == "correct"
-    assert recipe["task"]["overlong"] == {"limit": 8192, "cache": 2048}
+    assert recipe["task"]["rewards"] == [
+        {"use": "BySource"},
+        {"use": "Length", "limit": 8192, "cache": 2048},
+    ]
     assert recipe["trainer"]["reward_weights"] == [1.0, 1.0]
     assert recipe["trainer"]["warmup_steps"] == 10 * 8
     assert recipe["trainer"]["max_steps"] == 200 * 8
@@ -218,7 +221,7 @@ def test_silent_changes_are_reported():
     assert "actor.grad_clip=0.5 does nothing" in text
     assert imported.recipe["algorithm"]["surrogate"]["low"] == 0.2
     assert imported.recipe["trainer"]["max_grad_norm"] == 1.0
-    assert imported.recipe["task"]["reward"]["path"] == "./my_reward.py"
+    assert imported.recipe["task"]["rewards"][0]["path"] == "./my_reward.py"
 
 
 def test_lost_overrides():

@@ -7,8 +7,7 @@ import pytest
 
 from polopt.launch.cli import main
 from polopt.launch.job import task_names
-from polopt.launch.recipe import RecipeError, build
-from polopt.launch.verl.task import from_file, rows, score_gsm8k
+from polopt.launch.recipe import build
 
 pytest.importorskip("trl")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -63,105 +62,21 @@ def model(tmp_path_factory):
     return folder
 
 
-def test_rows(tmp_path, model):
-    task = rows(
-        train_files=[table(tmp_path / "t.parquet", 20), table(tmp_path / "u.parquet", 5, 20)],
-        eval_files=[table(tmp_path / "v.parquet", 4, 50)],
-        tokenizer=model,
-        max_prompt_length=4,
-    )
-    assert len(task.train) == 25
-    assert task.train[24]["prompt"] == [{"role": "user", "content": "24 + 2 ="}]
-    good = "so #### 26"
-    scores = task.rewards[0](
-        completions=[[{"role": "assistant", "content": good}], "#### 27"],
-        **{k: [task.train[24][k]] * 2 for k in ("data_source", "reward_model", "extra_info")},
-    )
-    assert scores == [1.0, 0.0]
-    assert task.correct(task.evaluation[:2], ["#### 52", "#### 52"]) == [True, False]
-
-
-def test_long_prompts_are_dropped(tmp_path, model):
-    task = rows(
-        train_files=[table(tmp_path / "t.parquet", 20)],
-        eval_files=[table(tmp_path / "v.parquet", 4)],
-        tokenizer=model,
-        max_prompt_length=3,
-    )
-    with pytest.raises(RecipeError, match=r"no row of .* is left of 20"):
-        task.train[0]
-
-
-def test_rows_without_evaluation_files(tmp_path, model):
-    task = rows(train_files=[table(tmp_path / "t.parquet", 200)], eval_files=[], tokenizer=model)
-    assert (len(task.train), len(task.evaluation)) == (198, 2)
-    assert [r["extra_info"]["index"] for r in task.evaluation] == [198, 199]
-
-
-def test_json_rows_and_limits(tmp_path, model):
-    lines = [json.dumps({"question": f"{i}", "answer": "x"}) for i in range(9)]
-    (tmp_path / "t.jsonl").write_text("\n".join(lines))
-    task = rows(
-        train_files=[str(tmp_path / "t.jsonl")],
-        eval_files=[str(tmp_path / "t.jsonl")],
-        tokenizer=model,
-        prompt_key="question",
-        train_limit=4,
-    )
-    assert [r["prompt"] for r in task.train] == ["0", "1", "2", "3"]
-    assert task.train[0]["answer"] == "x"
-
-
-def test_missing_files_are_met_late(model):
-    task = rows(train_files=["~/no/such.parquet"], eval_files=["/no.parquet"], tokenizer=model)
-    assert len(task.train) == 0
-    with pytest.raises(RecipeError, match=r"there is no file '~/no/such.parquet'"):
-        list(task.train)
-
-
-def test_unknown_source_asks_for_a_reward(tmp_path, model):
-    task = rows(train_files=["/t.parquet"], eval_files=["/v.parquet"], tokenizer=model)
-    with pytest.raises(RecipeError, match="no built-in reward for data_source 'mine'"):
-        task.rewards[0](completions=["x"], data_source=["mine"])
-
-
-def test_reward_from_a_file(tmp_path):
+def test_rewards_of_an_import(tmp_path):
+    """A recipe as an import writes it: the answer by a file, and the overlong buffer."""
     (tmp_path / "r.py").write_text(
         "def score(data_source, solution_str, ground_truth, extra_info=None):\n"
         "    return {'score': float(solution_str == ground_truth), 'other': 1}\n"
     )
-    tree = {"use": "polopt.launch.verl.task:from_file", "path": str(tmp_path / "r.py")}
-    task = build(
-        {
-            "use": "polopt.launch.verl.task:rows",
-            "train_files": ["/t.parquet"],
-            "eval_files": ["/v.parquet"],
-            "tokenizer": "/m",
-            "reward": {**tree, "name": "score"},
-            "overlong": {"limit": 8, "cache": 4},
-        },
-        task_names(),
-    )
-    truth = {"reward_model": [{"ground_truth": "a"}] * 2}
-    assert task.rewards[0](completions=["a", "b"], **truth) == [1.0, 0.0]
-    lengths = [[0] * n for n in (2, 4, 6, 8, 99)]
-    assert task.rewards[1](completion_ids=lengths) == [0.0, 0.0, -0.5, -1.0, -1.0]
-    with pytest.raises(RecipeError, match="has no function 'nope'"):
-        from_file(path=str(tmp_path / "r.py"), name="nope")(solution_str="x")
-
-
-@pytest.mark.parametrize(
-    ("answer", "truth", "score"),
-    [
-        ("#### 1,000", "1000", 1.0),
-        ("a #### 3 b #### 4.", "4", 1.0),
-        ("4", "4", 0.0),
-        ("#### -2", "2", 0.0),
-        ("", "4", 0.0),
-    ],
-)
-def test_gsm8k(answer, truth, score):
-    assert score_gsm8k(answer, truth) == score
+    files = {"train_files": [table(tmp_path / "t.parquet", 9)],
+             "eval_files": [table(tmp_path / "v.parquet", 2, 50)]}  # fmt: skip
+    score = {"use": "FromFile", "path": str(tmp_path / "r.py"), "name": "score"}
+    rewards = [score, {"use": "Length", "limit": 8, "cache": 4}]
+    task = build({"use": "dataset", **files, "rewards": rewards}, task_names())
+    rows = list(task.evaluation)
+    assert task.correct(rows, ["52", "#### 53"]) == [True, False]
+    assert task.rewards[1](completion_ids=[[0] * n for n in (2, 6, 99)]) == [0.0, -0.5, -1.0]
+    task.rewards[0].close()
 
 
 @pytest.mark.slow
@@ -196,3 +111,5 @@ def test_a_small_copy_of_the_guides_script_trains(tmp_path, monkeypatch, capsys,
     assert summary["steps"] == 2
     assert summary["samples"] == 16
     assert summary["evaluation_problems"] == 4
+    assert summary["data"]["train"]["kept"] == 16
+    assert summary["rewards"]["score"]["scored"] >= 16
