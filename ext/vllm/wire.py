@@ -78,7 +78,7 @@ def unpack(
     for name, dtype, shape in zip(names, dtypes, shapes, strict=True):
         end = start + nbytes(dtype, shape)
         # A view may begin anywhere, and other dtypes ask for aligned memory.
-        piece = data[start:end].clone().view(getattr(torch, dtype)).view(*shape)
+        piece = data[start:end].clone().view(getattr(torch, dtype)).view(tuple(shape))
         part.append((name, piece))
         start = end
     return part
