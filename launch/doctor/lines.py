@@ -43,11 +43,13 @@ class Reading:
         damaged: Lines that could not be read.
         cut: The last line is not whole.
         config: The configuration, where the log itself has it.
+        framework: Who wrote the file, where its form tells.
     """
 
     damaged: int = 0
     cut: bool = False
     config: dict[str, Any] | None = None
+    framework: str | None = None
 
 
 def lines(file: TextIO, reading: Reading) -> Iterator[tuple[int, str]]:
@@ -135,13 +137,13 @@ def table_rows(file: TextIO, reading: Reading) -> Iterator[Row]:
             continue
         if cells == header:  # a second run was appended
             continue
-        short = len(cells) < len(header) or not text.endswith("\n")
+        short = len(cells) < len(header) and not text.endswith("\n")
         if len(cells) != len(header):
             reading.damaged += 1
             continue
         yield row_of({k: v for k, v in zip(header, cells, strict=True) if v != ""})
     if short:
-        reading.cut = True
+        reading.cut, reading.damaged = True, max(0, reading.damaged - 1)
 
 
 _VERL = re.compile(r"(?:^|[\s|])step:(\d+) - (.*)")
@@ -161,12 +163,12 @@ def text_rows(file: TextIO, reading: Reading) -> Iterator[Row | Mention]:
         text = _ANSI.sub("", raw) if "\x1b" in raw else raw
         if (match := _VERL.search(text)) is not None:
             values = {k: v for k, x in _PAIR.findall(match[2]) if (v := number(x)) is not None}
-            phase = ""
+            phase, reading.framework = "", "verl"
             yield Row(float(match[1]), values)
         elif (match := _DICT.search(text)) is not None:
             values = {k: v for k, x in _ITEM.findall(match[0]) if (v := number(x)) is not None}
             if values:
-                phase = ""
+                phase, reading.framework = "", "trl"
                 yield Row(row_of(values).step, values)
         else:
             phase = phase_of(text) or phase
@@ -181,7 +183,7 @@ _MENTIONS = (
     ("preempted", re.compile(r"Sequence group .{0,60}preempted|is preempted by", re.I)),
     ("nonfinite", re.compile(
         r"(?:loss\w*|grad\w*|log[_ ]?prob\w*|logits|reward|observation)\b.{0,80}\b(?:nan|inf)\b"
-        r"|probability tensor contains either|invalid values:\s*tensor\(\[+nan", re.I)),
+        r"|probability tensor contains either|tensor\(\[+nan", re.I)),
 )  # fmt: skip
 
 _PHASES = (
@@ -222,7 +224,7 @@ def history_rows(file: TextIO, reading: Reading) -> Iterator[Row]:
                     return
                 buffer = buffer[-64:] if '"log_history"' not in buffer else buffer
                 continue
-            buffer, started = buffer[where + 1 :], True
+            buffer, started, reading.framework = buffer[where + 1 :], True, "trl"
         while True:
             buffer = buffer.lstrip(" \t\r\n,")
             if buffer.startswith("]"):

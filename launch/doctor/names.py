@@ -58,7 +58,7 @@ def canonical(logged: str, framework: str) -> Alias | None:
     known = aliases(framework)
     if logged in known:
         return known[logged]
-    if framework in ("trl", "polopt") and logged.startswith("train/"):
+    if framework == "trl" and logged.startswith("train/"):
         return known.get(logged.removeprefix("train/"))
     for pattern, alias in known.items():
         if pattern.endswith("/*") and logged.startswith(pattern[:-1]):

@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import io
 import math
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -49,17 +50,16 @@ def read(path: Path) -> list[Log]:
         if not path.exists():
             raise NotALogError(f"there is no file or folder {str(path)!r}")
         return _files([path])
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise NotALogError(f"cannot read {path}: {reason}") from error
 
 
 def _folder(path: Path, depth: int) -> list[Log]:
-    if (path / "metrics.jsonl").is_file():
-        return _ours(path)
-    for name in ("trainer_state.json", "progress.csv", "progress.json"):
-        if (path / name).is_file():
-            return _files([path / name])
+    for name in ("metrics.jsonl", "trainer_state.json", "progress.csv", "progress.json"):
+        for file in (path / name, path / f"{name}.gz"):
+            if file.is_file():
+                return _ours(file) if name == "metrics.jsonl" else _with_text(file)
     checkpoints = [p for p in path.glob("checkpoint-*/trainer_state.json")]
     if checkpoints:
         return _files([max(checkpoints, key=lambda p: (len(p.parent.name), p.parent.name))])
@@ -83,9 +83,21 @@ def _folder(path: Path, depth: int) -> list[Log]:
     return logs
 
 
-def _ours(path: Path) -> list[Log]:
+def _with_text(file: Path) -> list[Log]:
+    """Read a table of metrics, and what the console output beside it says went wrong."""
+    logs = _files([file])
+    for text in sorted(file.parent.glob("*.log")):
+        with _open(text) as opened, contextlib.suppress(NotALogError):
+            for item in _rows(opened, text, Reading()):
+                if isinstance(item, Mention) and len(logs[-1].mentions) < _MENTIONS:
+                    logs[-1].mentions.append(item)
+    return logs
+
+
+def _ours(file: Path) -> list[Log]:
     """Read one of our run folders, also while it runs, or after it was killed."""
-    logs = _files([path / "metrics.jsonl"], name=path)
+    path = file.parent
+    logs = _files([file], name=path, framework="polopt")
     try:
         tree = load(path / "config.yaml") if (path / "config.yaml").is_file() else {}
         summary = read_json(path / "summary.json") if (path / "summary.json").is_file() else {}
@@ -104,15 +116,20 @@ def _ours(path: Path) -> list[Log]:
     return logs
 
 
-def _files(paths: list[Path], name: Path | None = None) -> list[Log]:
+def _files(paths: list[Path], name: Path | None = None, framework: str | None = None) -> list[Log]:
     """Read one file, or the TensorBoard files of one run."""
-    split, reading = _Split(), Reading()
+    split, reading = _Split(), Reading(framework=framework)
     for path in paths:
-        with _open(path) as file:
-            for item in _rows(file, path, reading):
-                split.add(item)
+        try:
+            with _open(path) as file:
+                for item in _rows(file, path, reading):
+                    split.add(item)
+        except (EOFError, zlib.error) as error:  # a compressed file that is cut off, or none
+            if not split.segments[0].rows:
+                raise NotALogError(f"cannot read {path}: {error}") from error
+            reading.cut = True
     source = name or paths[0]
-    logs = split.logs(str(source))
+    logs = split.logs(str(source), reading.framework)
     if not logs:
         seen = ", ".join(sorted(split.unknown)[:4])
         raise NotALogError(
@@ -268,7 +285,7 @@ class _Split:
             first.merge(other)
         self.segments, self.shuffled = [first], True
 
-    def logs(self, source: str) -> list[Log]:
+    def logs(self, source: str, framework: str | None) -> list[Log]:
         """Return one log for each run."""
         if any(s.falls > max(2, 0.02 * s.rows) for s in self.segments):
             self._join()
@@ -276,7 +293,7 @@ class _Split:
         logs = []
         for number, segment in enumerate(used, 1):
             part = f" (run {number} of {len(used)})" if len(used) > 1 else ""
-            log = build_log(segment.series, source + part)
+            log = build_log(segment.series, source + part, framework=framework)
             log.rows = segment.rows
             if self.shuffled:
                 log.notes.append("the steps are out of order and were sorted")

@@ -1,0 +1,77 @@
+"""Tasks with a fault in them, for `plant.py`; recipes name them as `use: planted:…`."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from polopt.envs import control
+from polopt.envs.control import ControlTask
+from polopt.envs.text import TextTask, arithmetic
+
+
+@dataclass
+class Faulty:
+    """The physics of a task, whose reward or speed goes wrong after some frames."""
+
+    physics: Any
+    scale: float = 1.0
+    late_scale: float | None = None
+    nan: bool = False
+    after: int = 0
+    sleep: float = 0.0
+    slower: float = 0.0
+    batch: int = 32
+    frames: int = field(default=0)
+
+    def __getattr__(self, name):
+        return getattr(self.physics, name)
+
+    def step(self, state, action):
+        state, reward, terminated = self.physics.step(state, action)
+        if len(state) != self.batch:  # an evaluation
+            return state, reward, terminated
+        self.frames += self.batch
+        if self.sleep or self.slower:
+            time.sleep(self.sleep + self.slower * self.frames)
+        late = self.frames > self.after
+        scale = self.late_scale if late and self.late_scale is not None else self.scale
+        reward = reward * scale
+        if self.nan and late:
+            reward = torch.full_like(reward, math.nan)
+        return state, reward, terminated
+
+
+def task(*, of: str, batch: int = 32, **fault: Any) -> ControlTask:
+    found = getattr(control, of)()
+    return replace(found, physics=Faulty(found.physics, batch=batch, **fault))
+
+
+def text(*, reward: str = "", train_size: int = 80, evaluation_size: int = 16) -> TextTask:
+    found = arithmetic(
+        terms=(2, 2), digits=(1, 1), train_size=train_size, evaluation_size=evaluation_size
+    )
+    return replace(found, rewards=[scorer(reward, found.rewards[0])])
+
+
+def scorer(kind: str, right: Any) -> Any:
+    """Return a reward function: `right`, or one with a fault."""
+
+    def score(completions: Sequence[Any], **columns: Any) -> list[Any]:
+        good = right(completions=completions, **columns)
+        if kind == "zero":
+            return [0.0] * len(good)
+        if kind == "one":
+            return [1.0] * len(good)
+        if kind == "none":
+            return [None] * len(good)
+        if kind == "half none":
+            return [None if i % 2 else g for i, g in enumerate(good)]
+        if kind == "wrong":  # pays for wrong answers
+            return [1.0 - g for g in good]
+        return good
+
+    return score
