@@ -1,5 +1,6 @@
 """The job of a control task: an actor and a critic trained by TorchRL's parts and our losses."""
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from polopt.launch.run import Run
 
 __all__ = [
+    "ActorCritic",
     "Checkpoints",
     "Collection",
     "ControlJob",
@@ -96,6 +98,18 @@ class Network:
                 f"hidden {list(self.hidden)} makes layers of {weights:,} weights, more than the "
                 f"{_MOST_WEIGHTS:,} that fit a network of control: use narrower layers"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorCritic(Network):
+    """As `Network`, with a choice of the actor's distribution.
+
+    Attributes:
+        policy: `standard`, a Gaussian or the probabilities of discrete actions, or `flow`, a
+            normalising flow (see `polopt.ext.torchrl.flows`).
+    """
+
+    policy: Literal["standard", "flow"] = "standard"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +226,7 @@ class ControlJob:
     algorithm: Algorithm
     collector: Collection
     update: Updates
-    network: Network = field(default_factory=Network)
+    network: ActorCritic = field(default_factory=ActorCritic)
     optimizer: Optimizer = field(default_factory=Optimizer)
     observation_scaling: ObservationScaling | None = None
     reward_scaling: RewardScaling | None = None
@@ -259,7 +273,7 @@ def prepare(tree: dict[str, Any], *, name: str) -> ControlJob:
 
     sections = {
         "collector": Collection,
-        "network": Network,
+        "network": ActorCritic,
         "update": Updates,
         "optimizer": Optimizer,
         "observation_scaling": ObservationScaling,
@@ -306,6 +320,11 @@ def prepare(tree: dict[str, Any], *, name: str) -> ControlJob:
             "'update.target_kl' needs an importance ratio, which the algorithm does not have: "
             "leave it out, or use ppo"
         )
+    if job.network.policy == "flow":
+        from polopt.ext.torchrl.flows import make_flow_actor
+
+        with contextlib.closing(task.make(1, seed=0)) as env:
+            make_flow_actor(env)  # tells what is missing or does not fit
     if states_of(job.optimizer):
         raise RecipeError(
             "'optimizer.lr' must be a number or a schedule; a controller adapts coefficients of "

@@ -83,7 +83,10 @@ class _OnPolicy:
         if job.observation_scaling is not None:
             width = self.env.observation_spec["observation"].shape[-1]
             self.observations = ObservationScaling(width, clamp=job.observation_scaling.clamp)
-        self.actor = make_actor(self.env, job.network.hidden, scaling=self.observations)
+        make = make_actor
+        if job.network.policy == "flow":
+            from polopt.ext.torchrl.flows import make_flow_actor as make
+        self.actor = make(self.env, job.network.hidden, scaling=self.observations)
         self.critic = make_critic(self.env, job.network.hidden, scaling=self.observations)
         self.distribution = distribution_of(self.actor)
         self.parameters = flatten([*self.actor.parameters(), *self.critic.parameters()])

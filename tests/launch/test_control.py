@@ -84,7 +84,7 @@ def test_resolved_recipe_resolves_to_itself():
     assert again.tree == first.tree
     assert again.optimizer == first.optimizer
     assert first.tree["evaluation"]["stop_at"] == 475
-    assert first.tree["network"] == {"hidden": [64, 64]}
+    assert first.tree["network"] == {"hidden": [64, 64], "policy": "standard"}
 
 
 def test_arithmetic():
