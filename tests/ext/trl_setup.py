@@ -82,7 +82,7 @@ def build(kind, folder, *, reward=variety, rows=None, **settings):
         [reward] if callable(reward) else reward,
         GRPOConfig(**config),
         train_dataset=Dataset.from_list(rows),
-        processing_class=tokenizer,
+        processing_class=settings.pop("tokenizer", tokenizer),
         **settings,
     )
     trainer.remove_callback(PrinterCallback)
