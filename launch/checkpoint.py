@@ -26,8 +26,14 @@ _INSIDE = "/"  # names of tensors that stood inside the state begin with it
 
 
 def steps(folder: Path) -> list[tuple[int, Path]]:
-    """Return the checkpoints of a folder, newest first."""
+    """Return the checkpoints of a folder, newest first; none if it is not there.
+
+    Raises:
+        ValueError: If it is not a folder.
+    """
     if not folder.is_dir():
+        if folder.exists():
+            raise ValueError(f"{folder} must be a folder of checkpoints: move the file away")
         return []
     found = [(m, p) for p in folder.iterdir() if p.is_dir() and (m := _NAME.fullmatch(p.name))]
     found.sort(key=lambda item: (int(item[0][1]), item[0][2] is None), reverse=True)
@@ -107,7 +113,7 @@ def newest(folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None
     Damaged ones are passed over with a line on stderr.
 
     Raises:
-        ValueError: If the newest was written by a newer polopt.
+        ValueError: If the newest was written by a newer polopt, or `folder` is a file.
     """
     for step, path in steps(folder):
         try:

@@ -78,6 +78,8 @@ def train(args: argparse.Namespace, signals: Signals) -> Result:
             print(f"polopt: check: {line}", file=sys.stderr)
     if args.dry_run:
         return _plan(args, job)
+    if kept is not None and (result := _finished(job.tree, kept, Path(args.resume))) is not None:
+        return result
     if (check := getattr(job, "check_here", None)) is not None:
         check()
     if job.processes > 1 and "WORLD_SIZE" not in os.environ:
@@ -125,6 +127,19 @@ def _same(tree: Mapping[str, Any], kept: Mapping[str, Any], resume: Path | None)
                 f"{resume} was started with {key}={then.get(key)}, not {now.get(key)}: a resumed "
                 f"run may change {', '.join(LENGTH)} only; start a new run for the rest"
             )
+
+
+def _finished(tree: Mapping[str, Any], kept: Mapping[str, Any], resume: Path) -> Result | None:
+    """Answer for a run that has nothing left to do: it changes nothing."""
+    summary = read_run(resume).summary
+    now, then = flatten(tree), flatten(kept)
+    longer = any(now.get(key) != then.get(key) for key in LENGTH)
+    if summary is None or summary.get("status") != "completed" or longer:
+        return None
+    mend = " or ".join(key for key in LENGTH if key in now)
+    text = _text(summary).partition("\n")
+    first = f"finished already: {resume}; give another {mend} to go on"
+    return Result(content=summary, text="\n".join((first, text[2])))
 
 
 def flatten(tree: Any, path: str = "") -> dict[str, Any]:  # noqa: ANN401
@@ -293,6 +308,10 @@ def _execute(job: Job, run: Run, signals: Signals) -> Result:
         print(f"polopt: {error}", file=sys.stderr)
         summary |= {"status": "failed", "error": str(error)}
         code = 2
+    except FloatingPointError as error:  # a diagnosis, not a fault of the program
+        print(f"polopt: {error}", file=sys.stderr)
+        summary |= {"status": "failed", "error": str(error)}
+        code = 1
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         summary |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
@@ -315,4 +334,6 @@ def _text(summary: Mapping[str, Any]) -> str:
 
 
 def _short(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k} {_short(v)}" for k, v in value.items())
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -240,9 +240,13 @@ class GAEAdvantage(TensorDictModuleBase):
         """Write the entries, [N, T, 1] each, to `tensordict` and return it.
 
         Raises:
-            ValueError: If time is not the last batch dimension, an entry is missing, the
-                flags contradict each other, or a reward is not finite.
+            ValueError: If the batch is empty, time is not its last dimension, an entry is
+                missing or the flags contradict each other.
         """
+        if not tensordict.numel():
+            raise ValueError(
+                f"the batch {list(tensordict.batch_size)} has no steps to estimate advantages of"
+            )
         reward, done, terminated = (
             _column(tensordict, key) for key in (self.reward, ("next", "done"),
                                                  ("next", "terminated"))

@@ -2,6 +2,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -333,6 +334,36 @@ def test_a_resumed_run_keeps_its_recipe(here, capfd, only_run):
     assert {p: p.stat().st_mtime_ns for p in here.rglob("*")} == before
     assert main(["train", "fake.yaml", "--resume", path, "collector.total_frames=7"]) == 0
     assert read_run(only_run()).metrics[-1]["reward"] == 28.0
+
+
+@needs_safetensors
+def test_a_finished_run_is_left_as_it_is(here, capfd, only_run):
+    assert main(["train", "fake.yaml"]) == 0
+    path = str(only_run())
+    summary = read_run(only_run()).summary
+    capfd.readouterr()
+    before = {p: p.stat().st_mtime_ns for p in here.rglob("*")}
+    assert main(["train", "--resume", path]) == 0
+    out = capfd.readouterr().out
+    assert out.startswith(f"finished already: {path}; give another collector.total_frames to go on")
+    assert f"final_reward: {summary['final_reward']:g}" in out
+    assert main(["train", "--resume", path, "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["cpu_seconds"] == summary["cpu_seconds"]
+    assert {p: p.stat().st_mtime_ns for p in here.rglob("*")} == before
+
+
+@needs_safetensors
+def test_a_file_in_the_place_of_the_checkpoints_is_said(here, capfd, only_run):
+    assert main(["train", "fake.yaml"]) == 0
+    folder = only_run() / "checkpoints"
+    shutil.rmtree(folder)
+    folder.write_text("not a folder")
+    capfd.readouterr()
+    words = ["train", "--resume", str(only_run()), "collector.total_frames=9"]
+    assert main(words) == 2
+    err = capfd.readouterr().err
+    assert "must be a folder of checkpoints: move the file away" in err
+    assert "Traceback" not in err
 
 
 @needs_safetensors
