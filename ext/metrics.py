@@ -9,8 +9,8 @@ import time
 
 __all__ = ["PHASES", "Stopwatch"]
 
-PHASES = ("collect", "advantage", "loss", "backward", "optimizer")
-"""Phases of one iteration, logged in seconds as `time_collect` and so on."""
+PHASES = ("collect", "replay", "advantage", "loss", "backward", "optimizer")
+"""Phases of one iteration, logged in seconds as `time_collect` and so on; loops have some."""
 
 
 class Stopwatch:

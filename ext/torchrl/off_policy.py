@@ -1,0 +1,346 @@
+"""TorchRL's off-policy losses, wired: what they leave to their user is done here.
+
+- Losses are taken per transition, so that importance weights count where prioritised replay puts
+  them, in the mean over the critic's losses. (Handed to TorchRL, they would also weigh the policy
+  and the temperature, and divide by their sum, which undoes that they are at most one.)
+- Priorities are |δ|, the larger one of twin critics. (TorchRL writes δ² for DQN, DDPG and TD3.)
+- TD3's policy and all targets wait for `policy_every`; TorchRL's loss has no delay. Its smoothing
+  is scaled to the range of each action.
+- The loss of the TD error is stated; TorchRL's default differs between losses.
+- Episodes that were cut short bootstrap, those that terminated do not.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.objectives import (
+    DDPGLoss,
+    DiscreteSACLoss,
+    DQNLoss,
+    HardUpdate,
+    LossModule,
+    SACLoss,
+    SoftUpdate,
+    TD3Loss,
+)
+from torchrl.objectives.value import TD0Estimator
+
+from polopt.envs.batched import VectorEnv
+from polopt.ext.metrics import Stopwatch
+from polopt.ext.torchrl.networks import distribution_of
+from polopt.ext.torchrl.off_policy_networks import (
+    deterministic_actor,
+    gaussian_actor,
+    logit_actor,
+    q_of_actions,
+    q_of_state_action,
+    widths_of,
+)
+from polopt.losses import OffPolicy
+
+__all__ = ["OffPolicyUpdate"]
+
+_SHARED = {"reduction": "none", "use_prioritized_weights": False}
+
+
+class OffPolicyUpdate:
+    """The networks of an off-policy algorithm, and optimizer steps on replayed transitions.
+
+    Nothing is read back from the device between steps.
+
+    Args:
+        algorithm: Which loss, and what goes with it.
+        env: Says what is observed and done.
+        hidden: Widths of the layers of every network.
+        eps: Of Adam, whose learning rate is set by `set_lr`.
+        max_grad_norm: The gradient of each network is scaled down to this norm; None leaves it.
+        reward: Entry of `next` that holds the reward.
+        stopwatch: Books the phases loss, backward and optimizer.
+
+    Attributes:
+        loss: TorchRL's loss, which holds all parameters and targets.
+        updates: Optimizer steps of the critic so far.
+    """
+
+    def __init__(
+        self,
+        algorithm: OffPolicy,
+        env: VectorEnv,
+        *,
+        hidden: Sequence[int] = (256, 256),
+        eps: float = 1e-8,
+        max_grad_norm: float | None = None,
+        reward: str = "reward",
+        stopwatch: Stopwatch | None = None,
+    ) -> None:
+        self.algorithm, self.max_grad_norm = algorithm, max_grad_norm
+        self._wiring = _WIRING[algorithm.loss]
+        self.loss = self._wiring.make(algorithm, env, hidden)
+        self.loss.set_keys(reward=reward)
+        if algorithm.tau == 1.0:
+            # TorchRL counts its interval from 0, so that 0 is every call; the interval is ours.
+            self._targets = HardUpdate(self.loss, value_network_update_interval=0)
+        else:
+            self._targets = SoftUpdate(self.loss, tau=algorithm.tau)
+        self._parameters = [p for p in self.loss.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.Adam(self._parameters, lr=0.0, eps=eps, fused=True)
+        self.updates = 0
+        self._watch = stopwatch or Stopwatch()
+        # The target stands still between its updates: values of several minibatches at once.
+        self._ahead = algorithm.loss == "dqn" and not algorithm.double
+
+    def act(self, observation: Tensor) -> Tensor:
+        """Return the greedy actions for observations [N, O]."""
+        return self._wiring.act(self.loss, observation)
+
+    def explore(self, observation: Tensor) -> Tensor:
+        """Return actions drawn from the policy, or the greedy ones of those that have none."""
+        if self.algorithm.entropy is None:
+            return self.act(observation)
+        return distribution_of(self.loss.actor_network)(observation).sample()
+
+    def values(self, observation: Tensor) -> Tensor:
+        """Return DQN's values of all actions, [N, A], for observations [N, O]."""
+        return self.loss.value_network.net(observation)
+
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of all networks."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+    def __call__(self, batch: TensorDictBase, size: int) -> dict[str, Tensor]:
+        """Take an optimizer step on every `size` transitions, and return mean metrics.
+
+        Args:
+            batch: [K·size] transitions, with `priority_weight` where they count differently.
+                A batch of one minibatch gets the entry `td_error`, |δ|, [size].
+            size: Transitions per step.
+
+        Raises:
+            ValueError: If the batch is not a multiple of `size`.
+        """
+        if len(batch) % size:
+            raise ValueError(f"size must divide the {len(batch)} transitions, got {size}")
+        fresh = batch.exclude("td_error", "value_target")  # what an earlier call left
+        minibatches = [fresh] if len(batch) == size else fresh.split(size)
+        history: list[dict[str, Tensor]] = []
+        for i, minibatch in enumerate(minibatches):
+            since = self.updates % self.algorithm.target_every
+            if self._ahead and (i == 0 or since == 0):
+                count = self.algorithm.target_every - since
+                self._value(fresh[i * size : (i + count) * size], minibatches[i : i + count])
+            history.append(self._step(minibatch))
+        if len(minibatches) == 1:
+            batch.set("td_error", fresh["td_error"])
+        names = dict.fromkeys(name for step in history for name in step)
+        return {
+            name: torch.stack([step[name] for step in history if name in step]).mean()
+            for name in names
+        }
+
+    def _value(self, batch: TensorDictBase, minibatches: Sequence[TensorDictBase]) -> None:
+        with torch.no_grad():
+            targets = self.loss.value_estimator.value_estimate(
+                batch, target_params=self.loss.target_value_network_params
+            )
+        for minibatch, target in zip(minibatches, targets.split(len(minibatches[0])), strict=True):
+            minibatch["value_target"] = target
+        self._watch.lap("loss")
+
+    def _step(self, minibatch: TensorDictBase) -> dict[str, Tensor]:
+        watch, algorithm = self._watch, self.algorithm
+        per_item, error = self._wiring.critic(self.loss, minibatch)
+        weight = minibatch.get("priority_weight", None)
+        terms = {"loss_critic": (per_item if weight is None else per_item * weight).mean()}
+        error = error.detach()
+        minibatch["td_error"] = error
+        measured = {"td_error": error.mean()}
+        self.updates += 1
+        if self._wiring.policy is not None and self.updates % algorithm.policy_every == 0:
+            policy, about = self._wiring.policy(self.loss, minibatch)
+            terms |= policy
+            measured |= about
+        total = torch.stack(list(terms.values())).sum() if len(terms) > 1 else terms["loss_critic"]
+        watch.lap("loss")
+        self.optimizer.zero_grad(set_to_none=True)  # no gradient, no step: the policy may wait
+        total.backward()
+        watch.lap("backward")
+        if self.max_grad_norm is not None:
+            for parameter in self._parameters:  # each network is one
+                torch.nn.utils.clip_grad_norm_(parameter, self.max_grad_norm)
+        self.optimizer.step()
+        if self.updates % algorithm.target_every == 0:
+            self._targets.step()
+        watch.lap("optimizer")
+        return {name: term.detach() for name, term in terms.items()} | measured
+
+
+class _Target(TD0Estimator):
+    """TorchRL's one-step target, unless the batch brings its target along."""
+
+    def value_estimate(self, tensordict: TensorDictBase, *args: object, **named: object) -> Tensor:
+        given = tensordict.get("value_target", None)
+        return super().value_estimate(tensordict, *args, **named) if given is None else given
+
+
+Terms = tuple[dict[str, Tensor], dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class _Wiring:
+    """What differs between the losses.
+
+    Attributes:
+        make: Builds the loss.
+        critic: Returns the critic's loss and |δ|, [B] each.
+        act: Returns greedy actions.
+        policy: Returns losses and other metrics, scalars; None where the critic is the policy.
+    """
+
+    make: Callable[[OffPolicy, VectorEnv, Sequence[int]], LossModule]
+    critic: Callable[[LossModule, TensorDictBase], tuple[Tensor, Tensor]]
+    act: Callable[[LossModule, Tensor], Tensor]
+    policy: Callable[[LossModule, TensorDictBase], Terms] | None = None
+
+
+def _make_sac(algorithm: OffPolicy, env: VectorEnv, hidden: Sequence[int]) -> LossModule:
+    loss = SACLoss(
+        gaussian_actor(env, hidden),
+        [q_of_state_action(env, hidden) for _ in range(2)],
+        loss_function=algorithm.value_loss,
+        action_spec=env.action_spec_unbatched,
+        scalar_output_mode="exclude",
+        **_entropy(algorithm),
+        **_SHARED,
+    )
+    loss.make_value_estimator(gamma=algorithm.gamma)
+    return loss
+
+
+def _make_discrete_sac(algorithm: OffPolicy, env: VectorEnv, hidden: Sequence[int]) -> LossModule:
+    loss = DiscreteSACLoss(
+        logit_actor(env, hidden),
+        [q_of_actions(env, hidden) for _ in range(2)],
+        loss_function=algorithm.value_loss,
+        action_space=env.action_spec_unbatched,
+        num_actions=widths_of(env)[1],
+        scalar_output_mode="exclude",
+        **_entropy(algorithm),
+        **_SHARED,
+    )
+    loss.make_value_estimator(gamma=algorithm.gamma)
+    return loss
+
+
+def _make_td3(algorithm: OffPolicy, env: VectorEnv, hidden: Sequence[int]) -> LossModule:
+    space = env.action_spec_unbatched.space
+    half = (space.high - space.low) / 2
+    loss = TD3Loss(
+        deterministic_actor(env, hidden),
+        [q_of_state_action(env, hidden) for _ in range(2)],
+        bounds=(space.low, space.high),
+        loss_function=algorithm.value_loss,
+        policy_noise=algorithm.smoothing.noise * half,
+        noise_clip=algorithm.smoothing.clip * half,
+        **_SHARED,
+    )
+    loss.make_value_estimator(gamma=algorithm.gamma)
+    return loss
+
+
+def _make_ddpg(algorithm: OffPolicy, env: VectorEnv, hidden: Sequence[int]) -> LossModule:
+    loss = DDPGLoss(
+        deterministic_actor(env, hidden),
+        q_of_state_action(env, hidden),
+        loss_function=algorithm.value_loss,
+        delay_actor=True,
+        delay_value=True,
+        **_SHARED,
+    )
+    loss.make_value_estimator(gamma=algorithm.gamma)
+    return loss
+
+
+def _make_dqn(algorithm: OffPolicy, env: VectorEnv, hidden: Sequence[int]) -> LossModule:
+    loss = DQNLoss(
+        q_of_actions(env, hidden),
+        loss_function=algorithm.value_loss,
+        delay_value=True,
+        double_dqn=algorithm.double,
+        action_space=env.action_spec_unbatched,
+        **_SHARED,
+    )
+    loss.make_value_estimator(_Target, gamma=algorithm.gamma, value_network=loss.value_network)
+    loss.value_estimator.set_keys(value=loss.tensor_keys.value)
+    return loss
+
+
+def _entropy(algorithm: OffPolicy) -> dict[str, object]:
+    entropy = algorithm.entropy
+    return {
+        "alpha_init": entropy.alpha,
+        "fixed_alpha": not entropy.tuned,
+        "target_entropy": "auto" if entropy.target is None else entropy.target,
+    }
+
+
+def _sac_critic(loss: LossModule, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
+    critic = loss.qvalue_v2_loss if isinstance(loss, SACLoss) else loss.qvalue_loss
+    per_item, about = critic(batch)
+    return per_item, about["td_error"]
+
+
+def _td3_critic(loss: LossModule, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
+    per_item, about = loss.value_loss(batch)
+    return per_item, about["td_error"].amax(0).sqrt()
+
+
+def _ddpg_critic(loss: LossModule, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
+    per_item, about = loss.loss_value(batch)
+    return per_item, about["td_error"].sqrt()
+
+
+def _dqn_critic(loss: LossModule, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
+    per_item = loss(batch)["loss"]
+    return per_item, batch["td_error"].squeeze(-1).sqrt()
+
+
+def _sac_policy(loss: LossModule, batch: TensorDictBase) -> Terms:
+    per_item, about = loss.actor_loss(batch)
+    log_prob = about["log_prob"]
+    terms = {"loss_actor": per_item.mean()}
+    if loss.log_alpha.requires_grad:
+        terms["loss_alpha"] = loss.alpha_loss(log_prob).mean()
+    return terms, {"entropy": -log_prob.mean(), "alpha": loss.log_alpha.detach().exp()}
+
+
+def _td3_policy(loss: LossModule, batch: TensorDictBase) -> Terms:
+    return {"loss_actor": loss.actor_loss(batch)[0].mean()}, {}
+
+
+def _ddpg_policy(loss: LossModule, batch: TensorDictBase) -> Terms:
+    return {"loss_actor": loss.loss_actor(batch)[0].mean()}, {}
+
+
+def _act_by_distribution(loss: LossModule, observation: Tensor) -> Tensor:
+    return distribution_of(loss.actor_network)(observation).deterministic_sample
+
+
+def _act_by_network(loss: LossModule, observation: Tensor) -> Tensor:
+    return loss.actor_network.module(observation)
+
+
+def _act_by_value(loss: LossModule, observation: Tensor) -> Tensor:
+    return loss.value_network.net(observation).argmax(-1)
+
+
+_WIRING = {
+    "sac": _Wiring(_make_sac, _sac_critic, _act_by_distribution, _sac_policy),
+    "discrete_sac": _Wiring(_make_discrete_sac, _sac_critic, _act_by_distribution, _sac_policy),
+    "td3": _Wiring(_make_td3, _td3_critic, _act_by_network, _td3_policy),
+    "ddpg": _Wiring(_make_ddpg, _ddpg_critic, _act_by_network, _ddpg_policy),
+    "dqn": _Wiring(_make_dqn, _dqn_critic, _act_by_value),
+}

@@ -1,0 +1,297 @@
+"""The job of a control task whose algorithm learns from replayed transitions."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from polopt.envs.control import ControlTask
+from polopt.launch.control import (
+    Checkpoints,
+    Evaluation,
+    Network,
+    Optimizer,
+    RewardScaling,
+    check_positive,
+    read_section,
+)
+from polopt.launch.job import COMMON, loss_names, processes, seed, task_names
+from polopt.launch.recipe import RecipeError, build, check_keys, complete
+from polopt.losses import OffPolicy
+from polopt.losses.controllers import states_of
+from polopt.losses.schedules import Coefficient, check_unit
+
+if TYPE_CHECKING:
+    from polopt.ext.torchrl.exploration import Rule
+    from polopt.launch.run import Run
+
+__all__ = ["Collection", "OffPolicyJob", "Prioritised", "Replay", "Updates", "prepare"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collection:
+    """How data is collected.
+
+    Attributes:
+        num_envs: Copies of the environment.
+        frames_per_batch: Steps, over all copies, between rounds of optimizer steps.
+        total_frames: Steps in the whole run, at most; only whole batches are collected.
+    """
+
+    num_envs: int
+    frames_per_batch: int
+    total_frames: int
+
+    def __post_init__(self) -> None:
+        check_positive(self, "num_envs", "frames_per_batch", "total_frames")
+        if self.frames_per_batch % self.num_envs:
+            raise ValueError(
+                f"frames_per_batch {self.frames_per_batch} must be a multiple of num_envs "
+                f"{self.num_envs}"
+            )
+        if self.total_frames < self.frames_per_batch:
+            raise ValueError(
+                f"total_frames {self.total_frames} is less than one batch of "
+                f"{self.frames_per_batch}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prioritised:
+    """See `polopt.ext.replay.Priorities`.
+
+    Attributes:
+        alpha: How much priorities matter, within [0, 1]; 0 is uniform.
+        beta: How much weights correct, within [0, 1], or its schedule in frames.
+        eps: Added to |δ|.
+    """
+
+    alpha: float = 0.6
+    beta: Coefficient = 0.4
+    eps: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.alpha <= 1.0:
+            raise ValueError(f"prioritised.alpha must be within [0, 1], got {self.alpha}")
+        check_unit("prioritised.beta", self.beta)
+        check_positive(self, "eps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """What is kept, and how it is drawn.
+
+    Attributes:
+        capacity: Transitions; the oldest make room.
+        batch_size: Transitions of one optimizer step.
+        learning_starts: Frames collected with uniformly random actions before the first
+            optimizer step.
+        n_step: Steps in one transition, see `polopt.ext.torchrl.transitions.NStep`.
+        prioritised: Draw by TD error; none draws uniformly.
+    """
+
+    capacity: int
+    batch_size: int
+    learning_starts: int = 1000
+    n_step: int = 1
+    prioritised: Prioritised | None = None
+
+    def __post_init__(self) -> None:
+        check_positive(self, "capacity", "batch_size", "learning_starts", "n_step")
+        if self.capacity < self.batch_size:
+            raise ValueError(
+                f"capacity {self.capacity} is less than batch_size {self.batch_size}: keep more, "
+                "or draw fewer"
+            )
+        if self.learning_starts > self.capacity:
+            raise ValueError(
+                f"learning_starts {self.learning_starts} is more than the buffer's capacity "
+                f"{self.capacity}: start earlier, or keep more"
+            )
+        if self.learning_starts < self.batch_size:
+            raise ValueError(
+                f"learning_starts {self.learning_starts} is less than batch_size "
+                f"{self.batch_size}: start later, or draw fewer"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Updates:
+    """How much is learnt from what was collected.
+
+    Attributes:
+        steps_per_batch: Optimizer steps after each batch of `collector.frames_per_batch`.
+        max_grad_norm: Gradients of the policy, and of the critics together, are scaled down to
+            this norm; none leaves them.
+    """
+
+    steps_per_batch: int
+    max_grad_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        check_positive(self, "steps_per_batch", "max_grad_norm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffPolicyJob:
+    """A checked recipe; see `polopt.launch.job.Job`."""
+
+    name: str
+    tree: dict[str, Any]
+    task: ControlTask
+    algorithm: OffPolicy
+    collector: Collection
+    replay: Replay
+    update: Updates
+    exploration: "Rule | None" = None
+    network: Network = field(default_factory=Network)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    reward_scaling: RewardScaling | None = None
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    processes: int = 1
+
+    def arithmetic(self) -> dict[str, Any]:
+        """See `Job`."""
+        c, u = self.collector, self.update
+        batches = c.total_frames // c.frames_per_batch
+        waiting = -(-self.replay.learning_starts // c.frames_per_batch) - 1
+        steps = u.steps_per_batch * max(batches - waiting, 0)
+        return {
+            "environments": c.num_envs,
+            "frames_per_batch": c.frames_per_batch,
+            "batches": batches,
+            "batches_before_learning": waiting,
+            "optimizer_steps_per_batch": u.steps_per_batch,
+            "optimizer_steps": steps,
+            "target_updates": steps // self.algorithm.target_every,
+            "times_a_transition_is_drawn": u.steps_per_batch
+            * self.replay.batch_size
+            / c.frames_per_batch,
+            "evaluations": batches * c.frames_per_batch // self.evaluation.every + 1,
+            "episodes_per_evaluation": self.evaluation.episodes,
+        }
+
+    def train(self, run: "Run") -> dict[str, Any]:
+        """See `Job`."""
+        from polopt.launch.off_policy_run import train
+
+        return train(self, run)
+
+
+def prepare(tree: dict[str, Any], *, name: str) -> OffPolicyJob:
+    """Check the recipe of a control task with an off-policy algorithm.
+
+    Args:
+        tree: As from `polopt.launch.recipe.load`; defaults are filled in.
+        name: Names the run.
+
+    Raises:
+        RecipeError: If the recipe is wrong.
+    """
+    from polopt.launch.off_policy_run import rule_names  # a missing extra is told now
+
+    sections = {
+        "collector": Collection,
+        "replay": Replay,
+        "update": Updates,
+        "network": Network,
+        "optimizer": Optimizer,
+        "reward_scaling": RewardScaling,
+        "evaluation": Evaluation,
+        "checkpoints": Checkpoints,
+    }
+    check_keys(tree, (*COMMON, *sections, "exploration"))
+    for key in ("collector", "replay", "update"):
+        if key not in tree:
+            raise RecipeError(f"the section {key!r} is missing")
+    seed(tree)
+    world = processes(tree)
+    if world != 1:
+        raise RecipeError(f"'launch.processes' must be 1 for a control task, got {world}")
+    task = build(tree["task"], task_names(), "task")
+    algorithm = build(tree["algorithm"], loss_names(), "algorithm")
+    _check_actions(task, algorithm)
+    evaluation = tree.setdefault("evaluation", {})
+    check_keys(evaluation, Evaluation.__dataclass_fields__, "evaluation")
+    evaluation.setdefault("stop_at", task.bar)
+    settings: dict[str, Any] = {}
+    for key, kind in sections.items():
+        tree.setdefault(key, None if key == "reward_scaling" else {})
+        if key == "reward_scaling" and tree[key] is None:
+            continue
+        settings[key] = read_section(tree, key, kind)
+    if (prioritised := tree["replay"]["prioritised"]) is not None:
+        defaults = {f.name: f.default for f in fields(Prioritised)}
+        check_keys(prioritised, defaults, "replay.prioritised")
+        tree["replay"]["prioritised"] = {**defaults, **prioritised}
+    tree.setdefault("exploration", None)
+    rule = _exploration(tree, algorithm, rule_names())
+    if states_of(settings["optimizer"]):
+        raise RecipeError("'optimizer.lr' must be a number or a schedule")
+    total, starts = settings["collector"].total_frames, settings["replay"].learning_starts
+    if starts >= total:
+        raise RecipeError(
+            f"'replay.learning_starts' {starts} is not below 'collector.total_frames' {total}: "
+            "nothing would be learnt"
+        )
+    return OffPolicyJob(
+        name=name, tree=tree, task=task, algorithm=algorithm, exploration=rule, **settings
+    )
+
+
+def _check_actions(task: ControlTask, algorithm: OffPolicy) -> None:
+    """Refuse an algorithm for the other kind of actions."""
+    env = task.make(1, seed=0)
+    discrete = not env.action_spec_unbatched.shape
+    env.close()
+    if discrete == algorithm.discrete:
+        return
+    if discrete:
+        other = "discrete_sac" if algorithm.loss == "sac" else "dqn"
+        raise RecipeError(
+            f"'algorithm': {algorithm.loss} takes continuous actions, those of {task.name} are "
+            f"discrete: use {other}"
+        )
+    other = "sac" if algorithm.loss == "discrete_sac" else "sac, td3 or ddpg"
+    raise RecipeError(
+        f"'algorithm': {algorithm.loss} takes discrete actions, those of {task.name} are "
+        f"continuous: use {other}"
+    )
+
+
+def _exploration(
+    tree: dict[str, Any], algorithm: OffPolicy, names: Mapping[str, Callable[..., Any]]
+) -> "Rule | None":
+    from polopt.ext.torchrl.exploration import Rule
+
+    section = tree["exploration"]
+    if section is None:
+        if algorithm.entropy is not None:
+            return None
+        example = (
+            "{use: EpsilonGreedy, epsilon: 0.1}"
+            if algorithm.discrete
+            else "{use: GaussianNoise, sigma: 0.1}"
+        )
+        raise RecipeError(
+            f"the section 'exploration' is missing, {algorithm.loss} has no randomness of its own: "
+            f"exploration: {example}"
+        )
+    if algorithm.loss == "discrete_sac":
+        raise RecipeError(
+            "'exploration': discrete_sac draws its actions from its policy: leave it out, and set "
+            "algorithm.target_entropy"
+        )
+    tree["exploration"] = complete(section, names, "exploration")
+    rule = build(tree["exploration"], names, "exploration")
+    if not isinstance(rule, Rule):
+        raise RecipeError(
+            f"'exploration' must name a rule, for example {{use: EpsilonGreedy}}, got {rule!r}"
+        )
+    if rule.discrete != algorithm.discrete:
+        kind = "discrete" if rule.discrete else "continuous"
+        raise RecipeError(
+            f"'exploration': {type(rule).__name__} is for {kind} actions, and {algorithm.loss} "
+            f"takes {'discrete' if algorithm.discrete else 'continuous'} ones"
+        )
+    return rule

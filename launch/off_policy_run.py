@@ -1,0 +1,253 @@
+"""The off-policy iteration of a control task: collect, replay, learn."""
+
+import copy
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data.replay_buffers.samplers import RandomSampler
+
+from polopt.envs.finite import FiniteEnv
+from polopt.ext.metrics import Stopwatch
+from polopt.ext.torchrl import exploration
+from polopt.ext.torchrl.exploration import Explorer, Rule
+from polopt.ext.torchrl.off_policy import OffPolicyUpdate
+from polopt.ext.torchrl.replay import PrioritizedReplayBuffer, PrioritizedSampler
+from polopt.ext.torchrl.transforms import RewardScaling
+from polopt.ext.torchrl.transitions import NStep, TransitionCollector
+from polopt.launch import control_loop
+from polopt.launch.job import loss_names
+from polopt.launch.off_policy import OffPolicyJob, Replay
+from polopt.launch.run import Run
+from polopt.losses.schedules import Schedule, value_at
+
+__all__ = ["rule_names", "train"]
+
+
+def rule_names() -> dict[str, Callable[..., Any]]:
+    """Return the short names for `exploration`: its rules, and schedules."""
+    public = {name: getattr(exploration, name) for name in exploration.__all__}
+    rules = {n: c for n, c in public.items() if issubclass(c, Rule) and c is not Rule}
+    schedules = {
+        n: c for n, c in loss_names().items() if isinstance(c, type) and issubclass(c, Schedule)
+    }
+    return {**rules, **schedules}
+
+
+def train(job: OffPolicyJob, run: Run) -> dict[str, Any]:
+    """Train until the bar or the last frame, and return the summary.
+
+    Raises:
+        FloatingPointError: If an observation, a reward or a loss is not finite. The newest
+            checkpoint is from before.
+    """
+    logging.getLogger("torchrl").setLevel(logging.WARNING)  # it tells that a buffer was made
+    per_batch = job.collector.frames_per_batch
+    return control_loop.train(
+        lambda: _OffPolicy(job),
+        run,
+        task=job.task,
+        total_frames=job.collector.total_frames // per_batch * per_batch,
+        evaluation=job.evaluation,
+        checkpoints=job.checkpoints,
+        seed=job.tree["seed"],
+    )
+
+
+class _OffPolicy:
+    """A `Learner` that keeps what was collected and learns from draws of it."""
+
+    def __init__(self, job: OffPolicyJob) -> None:
+        self.job = job
+        self.watch = Stopwatch()
+        seed = job.tree["seed"]
+        torch.manual_seed(seed)
+        self.env = FiniteEnv(job.task.make(job.collector.num_envs, seed=seed))
+        scaled = job.reward_scaling is not None
+        self.update = OffPolicyUpdate(
+            job.algorithm,
+            self.env,
+            hidden=job.network.hidden,
+            eps=job.optimizer.eps,
+            max_grad_norm=job.update.max_grad_norm,
+            reward="scaled_reward" if scaled else "reward",
+            stopwatch=self.watch,
+        )
+        self.collector = TransitionCollector(self.env)
+        self.n_step = NStep(job.replay.n_step, gamma=job.algorithm.gamma)
+        self.buffer = _make_buffer(job.replay)
+        space = self.env.action_spec_unbatched.space
+        self.bounds = None if job.algorithm.discrete else (space.low, space.high)
+        self.explorer = None
+        if job.exploration is not None:
+            low, high = self.bounds or (None, None)
+            self.explorer = Explorer(job.exploration, low=low, high=high)
+        self.scaling = None
+        if scaled:
+            self.scaling = RewardScaling(
+                job.collector.num_envs,
+                gamma=job.algorithm.gamma,
+                clamp=job.reward_scaling.clamp,
+                constant=job.reward_scaling.constant,
+            )
+        self.frames = 0
+
+    def iterate(self, frames: int) -> tuple[int, dict[str, float]]:
+        """See `Learner`."""
+        job, watch = self.job, self.watch
+        self.frames = frames
+        watch.start()
+        steps = job.collector.frames_per_batch // job.collector.num_envs
+        self.env.begin(f"the batch that begins at frame {frames}")
+        starting = frames < job.replay.learning_starts
+        batch = self.collector.collect(self._anything if starting else self._try, steps, self._end)
+        watch.lap("collect")
+        frames += batch.numel()
+        metrics = self.collector.returns(batch)
+        self._store(batch)
+        lr = value_at(job.optimizer.lr, frames)
+        self.update.set_lr(lr)
+        if frames >= job.replay.learning_starts and len(self.buffer) >= job.replay.batch_size:
+            metrics |= self._learn(frames)
+        numbers = dict(zip(metrics, torch.stack(list(metrics.values())).tolist(), strict=True))
+        for name, value in numbers.items():
+            if name.startswith("loss_") and not math.isfinite(value):
+                raise FloatingPointError(
+                    f"{name} became {value} in the updates at frame {frames}: go on from the "
+                    "newest checkpoint with a lower optimizer.lr"
+                )
+        numbers |= {
+            "learning_rate": lr,
+            "replay_size": len(self.buffer),
+            "updates": self.update.updates,
+            **self._schedules(frames),
+        }
+        return frames, {**numbers, **watch.take()}
+
+    def act(self, observation: Tensor) -> Tensor:
+        """See `Learner`."""
+        return self.update.act(observation)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """See `Learner`."""
+        stored = self.buffer[:] if len(self.buffer) else TensorDict()
+        parts: dict[str, Mapping[str, Any]] = {
+            "loss": self.update.loss.state_dict(),
+            "collector": self.collector.state_dict(),
+            "waiting": self.n_step.state_dict(),
+            "replay": stored.flatten_keys(".").to_dict(),
+            "sampler": self.buffer.sampler.state_dict(),
+        }
+        if self.explorer is not None:
+            parts["explorer"] = self.explorer.state_dict()
+        if self.scaling is not None:
+            parts["scaling"] = self.scaling.state_dict()
+        tensors = {f"{n}.{k}": v.clone() for n, part in parts.items() for k, v in part.items()}
+        tensors["rng"] = torch.get_rng_state()
+        state = {
+            "updates": self.update.updates,
+            "optimizer": copy.deepcopy(self.update.optimizer.state_dict()),
+            "writer": self.buffer.writer.state_dict(),
+        }
+        return tensors, state
+
+    def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """See `Learner`."""
+
+        def part(name: str) -> dict[str, Tensor]:
+            start = name + "."
+            return {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
+
+        self.update.loss.load_state_dict(part("loss"))
+        self.update.optimizer.load_state_dict(state["optimizer"])
+        self.update.updates = state["updates"]
+        self.collector.load_state_dict(part("collector"))
+        self.n_step.load_state_dict(part("waiting") if self.env.exact else {})
+        if stored := part("replay"):
+            count = len(stored["observation"])
+            self.buffer.extend(TensorDict(stored, [count]).unflatten_keys("."))
+        self.buffer.writer.load_state_dict(state["writer"])
+        self.buffer.sampler.load_state_dict(part("sampler"))
+        if self.explorer is not None:
+            self.explorer.load_state_dict(part("explorer"))
+        if self.scaling is not None:
+            self.scaling.load_state_dict(part("scaling"))
+            if not self.env.exact:  # its episodes begin anew
+                self.scaling.running.zero_()
+        torch.set_rng_state(tensors["rng"])
+
+    def _anything(self, observation: Tensor) -> Tensor:
+        """Return uniformly random actions."""
+        if self.bounds is None:
+            count = self.env.action_spec_unbatched.space.n
+            return torch.randint(count, observation.shape[:1])
+        low, high = self.bounds
+        return low + (high - low) * torch.rand(len(observation), len(low))
+
+    def _try(self, observation: Tensor) -> Tensor:
+        """Return the actions to collect with."""
+        algorithm = self.job.algorithm
+        if algorithm.loss == "dqn":
+            return self.explorer(self.update.values(observation), self.frames)
+        action = self.update.explore(observation)
+        return action if self.explorer is None else self.explorer(action, self.frames)
+
+    def _end(self, done: Tensor) -> None:
+        if self.explorer is not None:
+            self.explorer.restart(done)
+
+    def _store(self, batch: TensorDictBase) -> None:
+        if self.scaling is not None:  # measures; what is stored stays as it was paid
+            self.scaling.train()(batch.copy())
+        transitions = self.n_step(batch).reshape(-1)
+        if len(transitions):
+            self.buffer.extend(transitions)
+        self.watch.lap("replay")
+
+    def _learn(self, frames: int) -> dict[str, Tensor]:
+        replay, count = self.job.replay, self.job.update.steps_per_batch
+        if replay.prioritised is None:
+            return self.update(self._draw(count * replay.batch_size), replay.batch_size)
+        self.buffer.sampler.anneal(frames)
+        history = []
+        for _ in range(count):
+            batch = self._draw(replay.batch_size)
+            history.append(self.update(batch, replay.batch_size))
+            self.buffer.update_tensordict_priority(batch)
+            self.watch.lap("replay")
+        names = dict.fromkeys(name for step in history for name in step)
+        return {n: torch.stack([s[n] for s in history if n in s]).mean() for n in names}
+
+    def _draw(self, count: int) -> TensorDictBase:
+        batch = self.buffer.sample(count)
+        if self.scaling is not None:
+            self.scaling.eval()(batch)
+        self.watch.lap("replay")
+        return batch
+
+    def _schedules(self, frames: int) -> dict[str, float]:
+        """What of the exploration is scheduled."""
+        rule = self.job.exploration
+        settings = {} if rule is None else {f.name: getattr(rule, f.name) for f in fields(rule)}
+        return {
+            name: value_at(setting, frames)
+            for name, setting in settings.items()
+            if isinstance(setting, Schedule)
+        }
+
+
+def _make_buffer(replay: Replay) -> TensorDictReplayBuffer:
+    storage = LazyTensorStorage(replay.capacity)
+    if replay.prioritised is None:
+        return TensorDictReplayBuffer(storage=storage, sampler=RandomSampler())
+    p = replay.prioritised
+    sampler = PrioritizedSampler(replay.capacity, alpha=p.alpha, beta=p.beta, eps=p.eps)
+    return PrioritizedReplayBuffer(
+        storage=storage, sampler=sampler, batch_size=replay.batch_size, priority_key="td_error"
+    )

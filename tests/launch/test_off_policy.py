@@ -1,0 +1,166 @@
+"""Recipes of off-policy algorithms: what is refused, and that resuming is exact."""
+
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("torchrl")
+
+from polopt.launch.checkpoint import newest
+from polopt.launch.job import prepare
+from polopt.launch.off_policy import OffPolicyJob
+from polopt.launch.recipe import RecipeError, load, override
+from polopt.launch.record import read_metrics
+from polopt.launch.run import Run
+from polopt.launch.train import find_recipe
+
+SMALL = (
+    "collector={num_envs: 4, frames_per_batch: 32, total_frames: 192}",
+    "replay={capacity: 128, batch_size: 16, learning_starts: 32}",
+    "update.steps_per_batch=3",
+    "network.hidden=[8, 8]",
+    "evaluation={every: 64, episodes: 3}",
+)
+PER = "replay.prioritised={alpha: 0.6, beta: {use: Linear, start: 0.4, end: 1.0, steps: 192}}"
+CARTPOLE, PENDULUM = "cartpole-dqn", "pendulum-sac"
+NOISE = "exploration={use: OrnsteinUhlenbeck}"
+
+
+def tree(recipe, *overrides):
+    return load(find_recipe(recipe), [*SMALL, *overrides])
+
+
+def job(recipe, *overrides):
+    return prepare(tree(recipe, *overrides), name="test")
+
+
+def run(path, prepared, *, resume=False):
+    path.mkdir(exist_ok=True)
+    view = Run(path, None if resume else prepared.tree)
+    return view.finish(prepared.train(view))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "setting", "message"),
+    [
+        (CARTPOLE, "algorithm={use: sac}", "sac takes continuous actions, those of CartPole-v1 "
+         "are discrete: use discrete_sac"),
+        (CARTPOLE, "algorithm={use: td3}", "td3 takes continuous actions.* use dqn"),
+        (PENDULUM, "algorithm={use: dqn}", "dqn takes discrete actions, those of Pendulum-v1 are "
+         "continuous: use sac, td3 or ddpg"),
+        (PENDULUM, "algorithm={use: discrete_sac}", "are continuous: use sac"),
+        (CARTPOLE, "replay.capacity=8", "capacity 8 is less than batch_size 16"),
+        (CARTPOLE, "replay.learning_starts=129", "learning_starts 129 is more than the buffer's "
+         "capacity 128"),
+        (CARTPOLE, "replay.learning_starts=15", "learning_starts 15 is less than batch_size 16"),
+        (CARTPOLE, "collector.total_frames=32", "'replay.learning_starts' 32 is not below "
+         "'collector.total_frames' 32"),
+        (CARTPOLE, "replay.prioritised={alpha: 1.5}", "alpha must be within .0, 1., got 1.5"),
+        (CARTPOLE, "replay.prioritised={beta: -0.1}", "beta must be in .0, 1., got -0.1"),
+        (CARTPOLE, "replay.prioritised={beta: {use: Linear, start: 0.5, end: 2.0, steps: 9}}",
+         "beta must be in .0, 1."),
+        (CARTPOLE, "replay.prioritised={alfa: 0.5}", "replay.prioritised.*alfa"),
+        (CARTPOLE, "replay.n_step=0", "n_step must be positive, got 0"),
+        (CARTPOLE, "algorithm.gamma=1.5", "gamma must be within .0, 1., got 1.5"),
+        (CARTPOLE, "algorithm.target_every=0", "target_every must be at least 1, got 0"),
+        (CARTPOLE, "algorithm.tau=0", r"tau must be within \(0, 1\], got 0"),
+        (CARTPOLE, "algorithm.value_loss=l1", "algorithm.value_loss.*'l2' or 'smooth_l1'"),
+        (CARTPOLE, "exploration=null", "'exploration' is missing, dqn has no randomness"),
+        (CARTPOLE, "exploration={use: GaussianNoise}", "GaussianNoise is for continuous actions"),
+        (CARTPOLE, "exploration={use: Linear, start: 1.0, end: 0.1, steps: 5}",
+         "'exploration' must name a rule"),
+        (CARTPOLE, "exploration.epsilon=1.5", "epsilon must be in .0, 1., got 1.5"),
+        (PENDULUM, "algorithm={use: sac, alpha: 0.0}", "alpha must be positive and finite"),
+        (PENDULUM, "algorithm={use: sac, target_entropy: -1.0, tune_alpha: false}",
+         "target_entropy -1.0 needs a temperature that is tuned"),
+        (PENDULUM, "algorithm={use: td3, smoothing_noise: -1.0}", "smoothing_noise must not be"),
+        (PENDULUM, "algorithm={use: ddpg}", "'exploration' is missing, ddpg has no randomness"),
+        (CARTPOLE, "update.epochs=3", "unknown key 'update.epochs'"),
+        (CARTPOLE, "optimizer.lr=0", "lr must be positive, got 0"),
+        (CARTPOLE, "launch={processes: 2}", "'launch.processes' must be 1"),
+    ],
+)  # fmt: skip
+def test_wrong_recipes_are_one_sentence(recipe, setting, message):
+    wrong = tree(recipe)
+    override(wrong, setting)
+    with pytest.raises(RecipeError, match=message):
+        prepare(wrong, name="test")
+
+
+def test_missing_sections_are_named():
+    recipe = tree(CARTPOLE)
+    del recipe["replay"]
+    with pytest.raises(RecipeError, match="section 'replay' is missing"):
+        prepare(recipe, name="test")
+
+
+def test_resolved_recipe_resolves_to_itself():
+    first = job(CARTPOLE, PER)
+    assert isinstance(first, OffPolicyJob)
+    again = prepare(json.loads(json.dumps(first.tree)), name="test")
+    assert again.tree == first.tree
+    assert (again.replay, again.exploration) == (first.replay, first.exploration)
+    assert first.tree["replay"]["prioritised"]["eps"] == 1e-3
+    assert first.tree["evaluation"]["stop_at"] == 475
+
+
+def test_arithmetic_is_what_happens(tmp_path):
+    prepared = job(CARTPOLE)
+    numbers = prepared.arithmetic()
+    assert (numbers["batches"], numbers["batches_before_learning"]) == (6, 0)
+    assert numbers["times_a_transition_is_drawn"] == 3 * 16 / 32
+    run(tmp_path / "run", prepared)
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert lines[-2]["updates"] == numbers["optimizer_steps"] == 18
+
+
+CASES = [
+    (CARTPOLE, PER, "replay.n_step=3", "reward_scaling={clamp: 5.0}"),
+    (CARTPOLE, "algorithm={use: double_dqn, target_every: 5}"),
+    (CARTPOLE, "algorithm={use: discrete_sac}", "exploration=null"),
+    (PENDULUM, PER, NOISE),
+    (PENDULUM, "algorithm={use: td3}", "replay.n_step=2", NOISE),
+    (PENDULUM, "algorithm={use: ddpg}", NOISE),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_resume_is_exact(tmp_path, case):
+    recipe, *settings = case
+    settings = [*settings, "evaluation.stop_at=null"]
+    run(tmp_path / "whole", job(recipe, *settings))
+    run(tmp_path / "parts", job(recipe, *settings, "collector.total_frames=96"))
+    run(tmp_path / "parts", job(recipe, *settings), resume=True)
+    (_, whole, whole_state), (_, parts, parts_state) = (
+        newest(tmp_path / name / "checkpoints") for name in ("whole", "parts")
+    )
+    assert whole.keys() == parts.keys()
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, parts[name]), name
+    for key in ("updates", "writer"):
+        assert whole_state[key] == parts_state[key]
+    assert whole["replay.observation"].shape[0] == 128  # full, and written over
+    last = [read_metrics(tmp_path / n / "metrics.jsonl")[-2] for n in ("whole", "parts")]
+    for name in ("loss_critic", "td_error", "replay_size", "updates"):
+        assert last[0][name] == last[1][name]
+
+
+def test_metrics(tmp_path):
+    summary = run(tmp_path / "run", job(CARTPOLE, PER))
+    assert set(summary["phase_seconds"]) == {"collect", "replay", "loss", "backward", "optimizer"}
+    line = [m for m in read_metrics(tmp_path / "run" / "metrics.jsonl") if "loss_critic" in m][-1]
+    expected = {
+        "loss_critic", "td_error", "learning_rate", "replay_size", "updates", "epsilon",
+        "episodes", "steps_per_second", "time_replay",
+    }  # fmt: skip
+    assert expected <= line.keys()
+    assert line["replay_size"] == 128
+    assert (tmp_path / "run" / "learning_curve.svg").exists()
+
+
+def test_a_loss_that_is_not_finite_is_told(tmp_path):
+    prepared = job(CARTPOLE, "optimizer.lr=1e30", "algorithm.value_loss=l2")
+    (tmp_path / "run").mkdir()
+    with pytest.raises(FloatingPointError, match=r"with a lower optimizer\.lr"):
+        prepared.train(Run(tmp_path / "run", prepared.tree))
