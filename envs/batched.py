@@ -1,6 +1,7 @@
 """Batched environments for TorchRL that keep every transition whole."""
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -166,57 +167,59 @@ class BatchedEnv(VectorEnv):
         super().__init__(num_envs, device=device)
         self.physics = physics
         self.max_steps = max_steps
-        self._steps = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         actions = physics.actions
         if not isinstance(actions, int):
             actions = torch.tensor(actions[:1]), torch.tensor(actions[1:])
         self._make_specs(torch.tensor(physics.low), torch.tensor(physics.high), actions)
         self.set_seed(int(torch.randint(2**31, ())) if seed is None else seed)
-        self._state = self._draw()
+        # Held apart: a module looks long at each attribute that is set on it.
+        steps = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
+        self._copies = SimpleNamespace(state=self._draw(), steps=steps)
 
     def restart(self, mask: Tensor | None = None) -> Tensor:
         """See `VectorEnv`."""
-        fresh = self._draw()
+        fresh, copies = self._draw(), self._copies
         if mask is None:
-            self._state, self._steps = fresh, torch.zeros_like(self._steps)
+            copies.state, copies.steps = fresh, torch.zeros_like(copies.steps)
         else:
-            self._state = torch.where(mask.unsqueeze(-1), fresh, self._state)
-            self._steps = self._steps.masked_fill(mask, 0)
-        return self.physics.observe(self._state)
+            copies.state = torch.where(mask.unsqueeze(-1), fresh, copies.state)
+            copies.steps = copies.steps.masked_fill(mask, 0)
+        return self.physics.observe(copies.state)
 
     def advance(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """See `VectorEnv`."""
-        self._state, reward, terminated = self.physics.step(self._state, action)
-        self._steps = self._steps + 1
-        truncated = self._steps >= self.max_steps
-        return self.physics.observe(self._state), reward.float(), terminated, truncated
+        copies, physics = self._copies, self.physics
+        copies.state, reward, terminated = physics.step(copies.state, action)
+        copies.steps = copies.steps + 1
+        truncated = copies.steps >= self.max_steps
+        return physics.observe(copies.state), reward.float(), terminated, truncated
 
     def snapshot(self) -> dict[str, Tensor]:
         """States, steps taken, random numbers."""
         return {
-            "state": self._state.clone(),
-            "steps": self._steps.clone(),
+            "state": self._copies.state.clone(),
+            "steps": self._copies.steps.clone(),
             "generator": self._generator.get_state(),
         }
 
     def restore(self, snapshot: Mapping[str, Tensor]) -> Tensor:
         """See `VectorEnv`; `generator` may be missing: random numbers go on."""
-        expected = {"state": self._state.shape, "steps": self._steps.shape}
-        for name, shape in expected.items():
+        copies = self._copies
+        for name, shape in (("state", copies.state.shape), ("steps", copies.steps.shape)):
             if snapshot[name].shape != shape:
                 raise ValueError(
                     f"{name} of the snapshot must have shape {list(shape)}, "
                     f"got {list(snapshot[name].shape)}"
                 )
-        self._state = snapshot["state"].to(self._state)
-        self._steps = snapshot["steps"].to(self._steps)
+        copies.state = snapshot["state"].to(copies.state)
+        copies.steps = snapshot["steps"].to(copies.steps)
         if "generator" in snapshot:
             self._generator.set_state(snapshot["generator"])
         self._restored = True
-        return self.physics.observe(self._state)
+        return self.physics.observe(self._copies.state)
 
     def _observe(self) -> Tensor:
-        return self.physics.observe(self._state)
+        return self.physics.observe(self._copies.state)
 
     def _draw(self) -> Tensor:
         shape = (self.batch_size[0], self.physics.state_size)

@@ -74,19 +74,16 @@ class BatchedCollector:
     def collect(self) -> TensorDictBase:
         """Return the next batch, [N, T]."""
         rows: list[tuple[Tensor, ...]] = []
-        observation, ids = self._observation, self._ids
+        observation = self._observation
         for _ in range(self._steps):
             distribution = self._distribution(observation)
             action = distribution.sample()
             log_prob = distribution.log_prob(action)
             reached, *outcome = self.env.advance(action)
-            rows.append((observation, action, log_prob, ids, reached, *outcome))
             done = outcome[1] | outcome[2]
-            observation = reached
-            if done.any():
-                observation = self.env.restart(done)
-                ids = self._renew(ids, done)
-        self._observation, self._ids = observation, ids
+            rows.append((observation, action, log_prob, reached, *outcome, done))
+            observation = self.env.restart(done) if done.any() else reached
+        self._observation = observation
         self._frames += self.frames_per_batch
         return self._gather(rows)
 
@@ -113,20 +110,22 @@ class BatchedCollector:
         if not self.env.is_closed:
             self.env.close()
 
-    def _renew(self, ids: Tensor, done: Tensor) -> Tensor:
-        fresh = self._trajectories + done.cumsum(0) - 1
+    def _trajectories_of(self, done: Tensor) -> Tensor:
+        """Number trajectories in the order in which they begin, [N, T]."""
+        begins = done.T.reshape(-1).cumsum(0).reshape(done.T.shape).T + self._trajectories - 1
         self._trajectories += int(done.sum())
-        return torch.where(done, fresh, ids)
+        # Numbers only grow: each step has the newest one that its environment was given.
+        numbers = torch.cat((self._ids.unsqueeze(1), torch.where(done, begins, -1)), 1)
+        numbers = numbers.cummax(1).values
+        self._ids = numbers[:, -1]
+        return numbers[:, :-1]
 
     def _gather(self, rows: list[tuple[Tensor, ...]]) -> TensorDictBase:
         columns = [torch.stack(column, 1) for column in zip(*rows, strict=True)]
-        observation, action, log_prob, ids, reached, *outcome = columns
-        reward, terminated, truncated = (entry.unsqueeze(-1) for entry in outcome)
-        flags = {
-            "done": terminated | truncated,
-            "terminated": terminated,
-            "truncated": truncated,
-        }
+        observation, action, log_prob, reached, *outcome = columns
+        ids = self._trajectories_of(outcome[-1])
+        reward, terminated, truncated, done = (entry.unsqueeze(-1) for entry in outcome)
+        flags = {"done": done, "terminated": terminated, "truncated": truncated}
         shape, device = observation.shape[:2], observation.device
         step = {"observation": reached, "reward": reward, **flags}
         start = {name: torch.zeros_like(flag) for name, flag in flags.items()}

@@ -42,6 +42,8 @@ class Categorical(Distribution):
         """Draw actions, int64 [*sample_shape, ...]."""
         rows = self.logits.detach().exp().reshape(-1, self.logits.shape[-1])
         draws = torch.multinomial(rows, torch.Size(sample_shape).numel(), replacement=True)
+        if not sample_shape:
+            return draws.reshape(self.batch_shape)
         return draws.T.reshape(torch.Size(sample_shape) + self.batch_shape)
 
     def log_prob(self, value: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """One optimizer step from the terms of a loss."""
 
+import functools
 from collections.abc import Mapping
 
 import torch
@@ -39,11 +40,11 @@ class Optimization:
             All terms without their graph, and `grad_norm`, the norm before the bound.
         """
         watch = self.stopwatch
-        self.optimizer.zero_grad(set_to_none=False)  # see `networks.flatten`
-        # Several roots: the gradient of their sum, without the sum.
-        torch.autograd.backward(
-            [t for name, t in terms.items() if name.startswith("loss_") and t.requires_grad]
-        )
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.grad.zero_()  # in place: see `networks.flatten`
+        losses = [term for name, term in terms.items() if name.startswith("loss_")]
+        functools.reduce(torch.add, losses).backward()
         watch.lap("backward")
         norm = self._bound()
         self.optimizer.step()
