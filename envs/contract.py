@@ -151,4 +151,5 @@ def checked(reward: Any) -> Any:  # noqa: ANN401
 
     made = call_async if is_async(reward) else call
     made.__name__ = name
+    made.__wrapped__ = reward  # type: ignore[attr-defined]
     return made

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -52,7 +52,8 @@ def isolated(
     called per completion, all at once, and each call may wait for `timeout` seconds; what blocks
     the loop is not guarded against.
 
-    A sample whose call raises, hangs or crashes gets None, which leaves it out of its group. A
+    A sample whose call raises, hangs or crashes gets None, and `PolicyTrainer` leaves it out of its
+    group, whatever other rewards give it. A
     call that returns the wrong number of scores, or no numbers, ends the run, and so does a
     reward that scores none of a whole batch and of at least 16 samples in a row.
 
@@ -86,6 +87,8 @@ class Isolated:
         reward: The reward itself.
         failures: How many samples were left out, by cause (`CAUSES`), since the start.
         scored: How many samples were scored.
+        failed: Which samples of the latest call were left out because they failed. They differ
+            from those for which the reward itself returned None, as it may where it does not apply.
     """
 
     def __init__(self, reward: Callable[..., Any], *, timeout: float) -> None:
@@ -93,21 +96,23 @@ class Isolated:
         self.__name__ = name_of(reward)
         self.failures: Counter[str] = Counter()
         self.scored = 0
+        self.failed: set[int] = set()
         self._row: Counter[str] = Counter()  # failures since the last score
         self._first = ""
 
     def close(self) -> None:
         """End the workers. The next call starts new ones."""
 
-    def _failed(self, cause: str, count: int, detail: str) -> None:
+    def _fail(self, cause: str, samples: Collection[int], detail: str) -> None:
         if not self.failures[cause]:
             logger.warning(
                 "The reward %r %s on a sample, which is left out of its group: %s.",
                 self.__name__, cause.replace("_", " "), detail,
             )  # fmt: skip
         self._first = self._first or detail
-        self.failures[cause] += count
-        self._row[cause] += count
+        self.failures[cause] += len(samples)
+        self._row[cause] += len(samples)
+        self.failed.update(samples)
 
     def _succeeded(self, count: int) -> None:
         self.scored += count
@@ -117,11 +122,11 @@ class Isolated:
     @contextlib.contextmanager
     def _batch(self, count: int, log_metric: Callable[[str, float], None] | None) -> Iterator[None]:
         """Tell the trainer what share of a batch failed, and stop where nothing works."""
-        before, scored = self.failures.total(), self.scored
+        scored = self.scored
+        self.failed.clear()
         yield
-        failed = self.failures.total() - before
         if log_metric is not None and count:
-            log_metric(f"rewards/{self.__name__}/failed", failed / count)
+            log_metric(f"rewards/{self.__name__}/failed", len(self.failed) / count)
         if count and self.scored == scored and self._row.total() >= _STOP_AFTER:
             causes = ", ".join(f"{n} {c.replace('_', ' ')}" for c, n in self._row.items())
             raise RewardError(
@@ -143,22 +148,22 @@ class IsolatedAsync(Isolated):
         columns = {k: v for k, v in columns.items() if k not in _OF_THE_TRAINER}
         with self._batch(len(completions), log_metric):
             calls = [
-                self._one({k: _part(v, slice(i, i + 1)) for k, v in columns.items()}, [completion])
+                self._one(i, {k: _part(v, slice(i, i + 1)) for k, v in columns.items()}, completion)
                 for i, completion in enumerate(completions)
             ]
             return list(await asyncio.gather(*calls))
 
-    async def _one(self, columns: dict[str, Any], completions: list[Any]) -> float | None:
+    async def _one(self, i: int, columns: dict[str, Any], completion: Any) -> float | None:  # noqa: ANN401
         try:
-            call = self.reward(completions=completions, **columns)
+            call = self.reward(completions=[completion], **columns)
             found = await asyncio.wait_for(call, self.timeout)
         except TimeoutError:
-            self._failed("timed_out", 1, f"it took more than {self.timeout:g} s")
+            self._fail("timed_out", [i], f"it took more than {self.timeout:g} s")
             return None
         except RewardError:
             raise
         except Exception as error:
-            self._failed("raised", 1, because(error))
+            self._fail("raised", [i], because(error))
             return None
         (score,) = scores_of(found, 1, self.__name__)
         self._succeeded(1)
@@ -270,19 +275,19 @@ class IsolatedSync(Isolated):
             raise RewardError(content)
         part, worker.part = worker.part, None
         assert part is not None
-        count = len(range(*part.indices(len(scores))))
+        samples = range(*part.indices(len(scores)))
         if kind == "raised":
-            self._failed("raised", count, content)
+            self._fail("raised", samples, content)
         else:
-            scores[part] = scores_of(content, count, self.__name__)
-            self._succeeded(count)
+            scores[part] = scores_of(content, len(samples), self.__name__)
+            self._succeeded(len(samples))
 
     def _lost(self, worker: "_Worker", scores: list[float | None], cause: str, detail: str) -> None:
         assert worker.part is not None
-        count = len(range(*worker.part.indices(len(scores))))
+        samples = range(*worker.part.indices(len(scores)))
         worker.kill()
         self._workers.remove(worker)
-        self._failed(cause, count, detail)
+        self._fail(cause, samples, detail)
 
     def close(self) -> None:
         """End the workers. The next call starts new ones."""

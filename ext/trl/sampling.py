@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from polopt.ext.trl.checkpoints import CheckpointingTrainer
+from polopt.ext.trl.scoring import ScoringTrainer
 from polopt.losses import combine_rewards, drop_truncated, informative, soft_overlong
 
 __all__ = ["PromptStream", "RefillingTrainer", "Rollout", "weighted"]
@@ -93,7 +93,7 @@ class Rollout:
                         column[to] = fresh[of] if fresh else [None] * size
 
 
-class RefillingTrainer(CheckpointingTrainer):
+class RefillingTrainer(ScoringTrainer):
     """`trl.GRPOTrainer` with the rules of `Sampling`, and greedy answers; see `PolicyTrainer`."""
 
     correct_at: float
