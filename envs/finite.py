@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -21,17 +22,16 @@ class FiniteEnv(VectorEnv):
         env: What is watched.
         drop: Instead of an error, the copy's episode is truncated there, with zeros in place
             of what it gave, so that its collector resets it; `broken` remembers the copy.
-
-    Attributes:
-        broken: bool [N], the copies that gave such a number since the last `begin`.
     """
 
     def __init__(self, env: VectorEnv, *, drop: bool = False) -> None:
         super().__init__(env.batch_size[0], device=env.device)
         self.env, self.drop = env, drop
+        self._advance, self._shape = env.advance, env.batch_size  # faster than through the module
         self.exact = env.exact
         for name in ("observation_spec", "action_spec", "reward_spec", "done_spec"):
             setattr(self, name, getattr(env, name).clone())
+        self._none_broken = torch.zeros(self.batch_size, dtype=torch.bool, device=self.device)
         self.begin("the environment")
 
     def begin(self, place: str) -> None:
@@ -40,8 +40,13 @@ class FiniteEnv(VectorEnv):
         Args:
             place: What begins here, for the message of an error.
         """
-        self.broken = torch.zeros(self.batch_size, dtype=torch.bool, device=self.device)
-        self._place, self._step_number = place, 0
+        # Held apart: a module looks long at each attribute that is set on it.
+        self._seen = SimpleNamespace(place=place, steps=0, broken=self._none_broken)
+
+    @property
+    def broken(self) -> Tensor:
+        """The copies that gave a number that is not finite since the last `begin`, bool [N]."""
+        return self._seen.broken
 
     def restart(self, mask: Tensor | None = None) -> Tensor:
         """See `VectorEnv`.
@@ -61,24 +66,24 @@ class FiniteEnv(VectorEnv):
             FloatingPointError: If a number is not finite, and `drop` is off.
             ValueError: If a reward or a flag has another shape than [N].
         """
-        observation, reward, terminated, truncated = self.env.advance(action)
-        if not reward.shape == terminated.shape == truncated.shape == self.batch_size:
+        observation, reward, terminated, truncated = self._advance(action)
+        if not reward.shape == terminated.shape == truncated.shape == self._shape:
             shapes = [list(entry.shape) for entry in (reward, terminated, truncated)]
             raise ValueError(
                 "reward, terminated and truncated of an environment must have shape "
-                f"{list(self.batch_size)}, got {', '.join(map(str, shapes))}"
+                f"{list(self._shape)}, got {', '.join(map(str, shapes))}"
             )
-        if not math.isfinite(float(observation.sum() + reward.sum())):
+        if not math.isfinite(observation.sum().item() + reward.sum().item()):
             wrong = ~(observation.isfinite().all(-1) & reward.isfinite())
             if self.drop:
                 observation = torch.where(wrong.unsqueeze(-1), 0.0, observation)
                 reward = torch.where(wrong, 0.0, reward)
                 terminated, truncated = terminated & ~wrong, truncated | wrong
-                self.broken = self.broken | wrong
+                self._seen.broken = self._seen.broken | wrong
             else:
                 self._refuse("reward", reward)
                 self._refuse("observation", observation)
-        self._step_number += 1
+        self._seen.steps += 1
         return observation, reward, terminated, truncated
 
     def snapshot(self) -> dict[str, Tensor]:
@@ -108,5 +113,5 @@ class FiniteEnv(VectorEnv):
             row = int(wrong.nonzero()[0])
             raise FloatingPointError(
                 f"the {what} of environment {row} is {entry[row].tolist()} at step "
-                f"{self._step_number} of {self._place}"
+                f"{self._seen.steps} of {self._seen.place}"
             )

@@ -82,13 +82,10 @@ def test_dropped_environments_end_their_episode_and_are_remembered():
 
 
 def test_large_numbers_whose_sum_overflows_are_sound():
-    env = FiniteEnv(pendulum().make(2, seed=0))
-    env.env.advance = lambda action: (
-        torch.full((2, 3), 3e38),
-        torch.zeros(2),
-        torch.zeros(2, dtype=torch.bool),
-        torch.zeros(2, dtype=torch.bool),
-    )
+    env = pendulum().make(2, seed=0)
+    flag = torch.zeros(2, dtype=torch.bool)
+    env.advance = lambda action: (torch.full((2, 3), 3e38), torch.zeros(2), flag, flag)
+    env = FiniteEnv(env)
     assert env.advance(torch.zeros(2, 1))[0].isfinite().all()
 
 
@@ -101,10 +98,11 @@ def test_an_episode_that_begins_so_is_an_error(drop):
 
 
 def test_a_reward_with_another_shape_is_refused():
-    env = FiniteEnv(pendulum().make(4, seed=0))
-    advance = env.env.advance
-    env.env.advance = lambda action: [
+    env = pendulum().make(4, seed=0)
+    advance = env.advance
+    env.advance = lambda action: [
         e.unsqueeze(-1) if i == 1 else e for i, e in enumerate(advance(action))
     ]
+    env = FiniteEnv(env)
     with pytest.raises(ValueError, match=r"must have shape \[4\], got \[4, 1\], \[4\], \[4\]"):
         env.advance(torch.zeros(4, 1))
