@@ -71,7 +71,11 @@ def _try(log: Log, tried: Iterable[Rule]) -> list[Finding]:
                         title=rule.title,
                         level=rule.level,
                         confidence=case.confidence,
-                        evidence=tuple(e for e in seen if e is not None),
+                        evidence=tuple(
+                            e
+                            for e, test in zip(seen, case.when, strict=True)
+                            if e is not None and "absent" not in test
+                        ),
                         cause=" ".join(rule.cause.split()),
                         remedy=_named(rule.remedy, log),
                         source=rule.source,

@@ -22,7 +22,7 @@ class Collector:
 
 @dataclass(frozen=True, kw_only=True)
 class FakeTask:
-    """Counts upwards; `fault` says what goes wrong at step 5."""
+    """Counts upwards; `fault` says what goes wrong at step 5 (`grad`: a gradient that is NaN)."""
 
     level: Literal["easy", "hard"] = "easy"
     fault: str | None = None
@@ -84,9 +84,11 @@ class FakeJob:
             step += 1
             total = total + step
             run.log(step, {"reward": total[0] * self.task.scale, "odd": float("nan")})
+            if self.task.fault == "grad":
+                run.log(step, {"grad_norm": float("nan") if step == 5 else 1.0})
             run.progress(step, self.collector.total_frames, "counting")
             time.sleep(self.collector.sleep)
-            if step == 5 and self.task.fault:
+            if step == 5 and self.task.fault not in (None, "grad"):
                 self._fail()
             stop = run.should_stop()
             if stop or step % self.collector.save_every == 0:

@@ -28,7 +28,7 @@ import yaml
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-SEEDS = {"set": (0, 1, 2), "report": (11, 12, 13)}
+SEEDS = {"set": (0, 1, 2), "report": (11, 12)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +61,16 @@ class Case:
 FAULTS = yaml.safe_load((HERE / "faults.yaml").read_text())
 
 
+# Our own control loop gets every fault at both strengths in both halves; the others share them.
+_BOTH = ("weak", "strong")
+_STRENGTHS = {
+    ("set", "polopt"): _BOTH, ("set", "sb3"): ("strong",),
+    ("set", "polopt_llm"): ("strong",), ("set", "trl"): ("weak",),
+    ("report", "polopt"): _BOTH, ("report", "sb3"): ("weak",),
+    ("report", "polopt_llm"): ("weak",), ("report", "trl"): ("strong",),
+}  # fmt: skip
+
+
 def cases(half: str) -> Iterator[Case]:
     """Yield the runs of a half."""
     seeds = SEEDS[half]
@@ -71,7 +81,7 @@ def cases(half: str) -> Iterator[Case]:
         ("llm", "trl", {"set": "grpo", "report": "dr_grpo"}[half]),
     ):
         for row in FAULTS[table]:
-            for strength in ("weak", "strong"):
+            for strength in _STRENGTHS[half, world]:
                 yield Case(
                     world=world, half=half, base=on, seed=seeds[0], settings=row[strength],
                     fault=row["fault"], strength=strength, accept=tuple(row["accept"]),
@@ -83,7 +93,7 @@ def cases(half: str) -> Iterator[Case]:
         ("trl", ("grpo", "dr_grpo", "dapo")),
     ):
         for on in bases:
-            for seed in seeds if world == "polopt" else seeds[:2]:
+            for seed in seeds if world == "polopt" else seeds[:1]:
                 yield Case(world=world, half=half, base=on, seed=seed, settings={})
 
 
@@ -93,7 +103,7 @@ _CONTROL = {
     "cartpole": ("cartpole-ppo", {"task.of": "cartpole", "collector.total_frames": 40_960}),
     "pendulum": ("pendulum-ppo", {
         "task.of": "pendulum", "collector.num_envs": 8, "collector.frames_per_batch": 1600,
-        "update.minibatch_size": 400, "collector.total_frames": 64_000, "task.batch": 8,
+        "update.minibatch_size": 400, "collector.total_frames": 48_000, "task.batch": 8,
     }),
     "acrobot": ("acrobot-ppo", {"task.of": "acrobot", "collector.total_frames": 102_400}),
     "a2c": ("cartpole-a2c", {"task.of": "cartpole", "collector.total_frames": 51_200}),
@@ -124,6 +134,8 @@ def polopt(case: Case, folder: Path) -> None:
     if c["frames_per_batch"] < 100:  # as many updates would take long
         c["frames_per_batch"] = max(c["frames_per_batch"], c["num_envs"])
         c["total_frames"] = c["frames_per_batch"] * 100
+    if u["epochs"] > 60:
+        c["total_frames"] = c["frames_per_batch"] * 12
     if tree["task"].get("sleep") or tree["task"].get("slower"):
         c["total_frames"] = c["frames_per_batch"] * 24
     tree["checkpoints"]["every"] = min(tree["checkpoints"]["every"], c["total_frames"])

@@ -1,0 +1,92 @@
+"""`polopt doctor` on the command line, before a run and after one."""
+
+import json
+
+from polopt.launch.cli import main
+
+
+def lines(path, **columns):
+    names = list(columns)
+    rows = zip(*columns.values(), strict=True)
+    text = "".join(
+        json.dumps({"step": i, **dict(zip(names, row, strict=True))}) + "\n"
+        for i, row in enumerate(rows)
+    )
+    path.write_text(text)
+    return str(path)
+
+
+def test_findings_nothing_found_and_not_understood(tmp_path, capfd):
+    bad = lines(tmp_path / "a.jsonl", return_mean=[1.0] * 20, kl_approx=[0.01] * 20)
+    assert main(["doctor", bad]) == 1
+    out = capfd.readouterr().out
+    assert "the reward is the same all the time [reward-constant; confidence high]" in out
+    assert "▁▁▁" in out
+    assert "remedy: Run the reward" in out
+    good = lines(tmp_path / "b.jsonl", return_mean=[float(i) for i in range(20)])
+    assert main(["doctor", good]) == 0
+    assert "nothing found" in capfd.readouterr().out
+    (tmp_path / "c.jsonl").write_text("")
+    assert main(["doctor", bad, str(tmp_path / "c.jsonl")]) == 2
+    streams = capfd.readouterr()
+    assert streams.err.strip().endswith("c.jsonl is empty")
+    assert "reward-constant" in streams.out
+
+
+def test_json(tmp_path, capfd):
+    bad = lines(tmp_path / "a.jsonl", return_mean=[1.0] * 20, kl_approx=[0.01] * 20)
+    assert main(["doctor", bad, "--json"]) == 1
+    (run,) = json.loads(capfd.readouterr().out)["runs"]
+    (finding,) = run["findings"]
+    assert finding["id"] == "reward-constant"
+    assert finding["evidence"][0]["values"] == [1.0] * 20
+    assert (run["framework"], run["kind"], run["rows"]) == ("polopt", "control", 20)
+
+
+def test_wrong_words(here, capfd):
+    assert main(["doctor"]) == 2
+    assert main(["doctor", "optimizer.lr=3"]) == 2
+    assert main(["doctor", "nothing.jsonl"]) == 2
+    assert main(["doctor", "nothing.yaml"]) == 2
+    for line in capfd.readouterr().err.strip().splitlines():
+        assert line.startswith("polopt: ")
+    assert main(["doctor", "fake.yaml", "more.yaml"]) == 2
+
+
+def test_a_recipe_and_the_warning_of_train(here, capfd):
+    assert main(["doctor", "fake.yaml"]) == 0
+    assert "nothing found" in capfd.readouterr().out
+    odd = ["fake.yaml", "algorithm={use: ppo, clip: 0.9}"]
+    assert main(["doctor", *odd, "--json"]) == 1
+    (finding,) = json.loads(capfd.readouterr().out)["findings"]
+    assert finding["id"] == "range-clip"
+    assert main(["train", *odd, "--dry-run", "--json"]) == 0
+    streams = capfd.readouterr()
+    assert json.loads(streams.out)["checks"] == [
+        "the clip range is outside the usual range (algorithm.clip is 0.9). "
+        "Set algorithm.clip to 0.1 to 0.3."
+    ]
+    assert streams.err.count("\n") == 1
+    assert main(["train", "fake.yaml", "doctor={on_fatal: never}", "--dry-run"]) == 2
+    assert "'doctor.on_fatal'" in capfd.readouterr().err
+
+
+def test_a_fatal_finding_saves_and_stops_a_run(here, only_run, capfd):
+    recipe = ["fake.yaml", "collector.total_frames=50", "task.fault=grad"]
+    assert main(["train", *recipe, "doctor.on_fatal=stop", "--json"]) == 1
+    streams = capfd.readouterr()
+    summary = json.loads(streams.out)
+    assert summary["status"] == "stopped"
+    assert summary["steps"] == 5
+    assert list(summary["doctor"]) == ["nonfinite"]
+    assert "doctor: nonfinite: the loss or its gradient is NaN" in streams.err
+    assert [p.name for p in sorted((only_run() / "checkpoints").iterdir())][-1] == "step-5"
+    assert main(["doctor", str(only_run())]) == 1
+
+
+def test_a_fatal_finding_is_only_told_by_default(here, capfd):
+    recipe = ["fake.yaml", "collector.total_frames=9", "task.fault=grad"]
+    assert main(["train", *recipe, "--json"]) == 0
+    streams = capfd.readouterr()
+    assert json.loads(streams.out)["steps"] == 9
+    assert streams.err.count("doctor: nonfinite") == 1

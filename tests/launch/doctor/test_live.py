@@ -1,0 +1,100 @@
+"""The doctor beside a run."""
+
+import math
+
+import pytest
+
+from polopt.launch.doctor.live import Attendance, Watch
+
+
+def test_a_finding_is_told_once_and_after_two_looks():
+    watch = Watch({}, "polopt", "control", Attendance(every=10))
+    watch._rest = -math.inf
+    told = []
+    for step in range(60):
+        watch._rest = 0.0  # looking is limited to a share of the time, which a test has not
+        told += [(step, f.id) for f in watch.log(step, {"return_mean": 1.0, "entropy": 0.5})]
+    assert told == [(19, "reward-constant")]
+    assert not watch.halted
+
+
+def test_nan_halts_at_once_where_asked_for():
+    watch = Watch({}, "trl", "llm", Attendance(on_fatal="stop"))
+    assert watch.log(1, {"loss": 0.5, "grad_norm": 1.0}) == []
+    (finding,) = watch.log(2, {"loss": 0.5, "grad_norm": math.nan})
+    assert finding.id == "nonfinite"
+    assert "max_grad_norm" in finding.remedy
+    assert watch.halted
+
+
+def test_looking_takes_a_small_share_of_the_time():
+    watch = Watch({}, "polopt", "control", Attendance(every=1))
+    looks = []
+    look = watch._look
+    watch._look = lambda: looks.append(1) or look()
+    for step in range(2000):
+        watch.log(step, {"return_mean": float(step), "entropy": 0.5, "kl_approx": 0.01})
+    assert 1 <= len(looks) < 200
+
+
+def test_the_section_is_checked():
+    with pytest.raises(ValueError, match="every must be at least 1, got 0"):
+        Attendance(every=0)
+
+
+def test_beside_a_trainer_of_torchrl():
+    pytest.importorskip("torchrl")
+    from polopt.launch.doctor.torchrl import DoctorLogger
+
+    class Logger:
+        def __init__(self):
+            self.lines = []
+
+        def log_scalar(self, name, value, step=None):
+            self.lines.append((name, value, step))
+
+        def log_hparams(self, cfg):
+            return "kept"
+
+    class Trainer:
+        collected_frames, total_frames = 300, 1000
+
+        def register_op(self, where, op):
+            assert where == "post_steps"
+            self.op = op
+
+    logger, trainer = Logger(), Trainer()
+    doctor = DoctorLogger(logger, on_fatal="stop")
+    doctor.register(trainer)
+    doctor.log_scalar("grad_norm", 1.0, step=100)
+    trainer.op()
+    assert trainer.total_frames == 1000
+    doctor.log_scalar("grad_norm", math.nan, step=200)
+    with pytest.warns(UserWarning, match="nonfinite"):
+        trainer.op()
+    assert trainer.total_frames == 300
+    assert logger.lines == [
+        ("grad_norm", 1.0, 100),
+        ("grad_norm", pytest.approx(math.nan, nan_ok=True), 200),
+    ]
+    assert doctor.log_hparams({}) == "kept"
+
+
+def test_beside_a_trainer_of_transformers():
+    pytest.importorskip("trl")
+    from types import SimpleNamespace
+
+    from polopt.launch.doctor.callback import DoctorCallback
+
+    callback = DoctorCallback(on_fatal="stop")
+    state = SimpleNamespace(global_step=1, is_world_process_zero=True)
+    control = SimpleNamespace(should_save=False, should_training_stop=False)
+    callback.on_train_begin(SimpleNamespace(learning_rate=1e-6), state, control)
+    callback.on_log(None, state, control, logs={"loss": 0.1, "grad_norm": 1.0})
+    callback.on_step_end(None, state, control)
+    assert not control.should_training_stop
+    callback.on_log(None, state, control, logs={"loss": math.inf, "grad_norm": math.nan})
+    callback.on_step_end(None, state, control)
+    assert control.should_save
+    assert control.should_training_stop
+    assert list(callback.watch.found) == ["nonfinite"]
