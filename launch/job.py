@@ -23,6 +23,7 @@ __all__ = [
     "Job",
     "algorithm_names",
     "attendance",
+    "exploration_names",
     "loss_names",
     "missing_extra",
     "prepare",
@@ -127,6 +128,8 @@ def _maker(task: object, tree: Mapping[str, Any]) -> Callable[..., Job]:
         return importlib.import_module(name).prepare
     if "polopt.envs.text.TextTask" in kinds:
         return importlib.import_module("polopt.launch.llm").prepare
+    if "polopt.envs.bandit.BanditTask" in kinds:
+        return importlib.import_module("polopt.launch.bandit").prepare
     maker = getattr(task, "prepare", None)
     if maker is None:
         raise RecipeError(
@@ -205,7 +208,7 @@ def task_names() -> dict[str, Callable[..., Any]]:
         ImportError: If a library is not installed that building a task needs.
     """
     names: dict[str, Callable[..., Any]] = {}
-    for module in ("control", "text", "dataset"):
+    for module in ("control", "text", "dataset", "bandit"):
         public = _public(f"polopt.envs.{module}")
         names |= {n: f for n, f in public.items() if any(_returns(f, kind) for kind in _TASKS)}
     for module in ("polopt.envs.rewards", "polopt.envs.isolation", "polopt.ext.trl.rewards"):
@@ -213,7 +216,7 @@ def task_names() -> dict[str, Callable[..., Any]]:
     return names
 
 
-_TASKS = ("ControlTask", "TextTask", "DatasetTask")
+_TASKS = ("ControlTask", "TextTask", "DatasetTask", "BanditTask")
 
 
 def _scores(target: object) -> bool:
@@ -225,6 +228,12 @@ def algorithm_names() -> dict[str, Callable[..., Any]]:
     """Return the named algorithms: the functions of `polopt.losses` that return one."""
     public = _public("polopt.losses").items()
     return {n: f for n, f in public if _returns(f, "Algorithm") or _returns(f, "OffPolicy")}
+
+
+def exploration_names() -> dict[str, Callable[..., Any]]:
+    """Return the short names for `exploration`: its rules, and schedules."""
+    public = _public("polopt.ext.torchrl.exploration")
+    return {**_public("polopt.losses.schedules"), **public}
 
 
 def _public(module: str) -> dict[str, Callable[..., Any]]:
