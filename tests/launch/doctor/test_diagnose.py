@@ -143,7 +143,7 @@ def test_a_rule_is_silent_where_it_cannot_see():
         ({"lr": 1e-4, "model": "pretrained"}, "llm", "range-llm-lr"),
         ({"lr": 5e-4, "model": "tiny_qwen3"}, "llm", None),
         (
-            {"epochs": 1, "minibatch": 5, "batch": 5, "clip": 0.2},
+            {"epochs": 1, "minibatch": 512, "batch": 512, "clip": 0.2},
             "control",
             "clip-without-effect",
         ),
