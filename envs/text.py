@@ -2,13 +2,15 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from polopt.envs.contract import Reward, checked, is_async, text_of
+from polopt.envs.isolation import isolated
+from polopt.envs.rewards import ReasoningGym, make_problems
 
-__all__ = ["Reward", "TextTask", "arithmetic"]
+__all__ = ["Reward", "TextTask", "arithmetic", "reasoning_gym"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +104,7 @@ def arithmetic(
         ValueError: If a size is not positive or there are not that many problems.
         ModuleNotFoundError: If reasoning-gym is not installed.
     """
-    for name, size in (("train_size", train_size), ("evaluation_size", evaluation_size)):
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
-    problems = _reasoning_gym(
+    problems = make_problems(
         "chain_sum",
         min_terms=terms[0],
         max_terms=terms[1],
@@ -114,26 +113,12 @@ def arithmetic(
         seed=seed,
         size=2**31,  # nothing is made before it is asked for
     )
-    sizes = {False: train_size, True: evaluation_size}
-    rows: dict[bool, dict[str, dict[str, str]]] = {False: {}, True: {}}
-    idle = 0
-    for problem in problems:
-        prompt = f"{problem['metadata']['expression']} ="
-        part = held_out(prompt)
-        idle += 1
-        if prompt not in rows[part] and len(rows[part]) < sizes[part]:
-            rows[part][prompt] = {"prompt": prompt, "answer": problem["answer"]}
-            idle = 0
-        found = len(rows[False]) + len(rows[True])
-        # So many draws without a new problem: there are hardly any others.
-        if found == train_size + evaluation_size or idle > 20 * (found + 100):
-            break
-    for name, part in (("train_size", False), ("evaluation_size", True)):
-        if len(rows[part]) < sizes[part]:
-            raise ValueError(
-                f"{name}={sizes[part]}, but arithmetic with terms={terms} and digits={digits} "
-                f"has only {len(rows[part])} such problems: ask for fewer, or for longer ones"
-            )
+    rows = (
+        {"prompt": f"{problem['metadata']['expression']} =", "answer": problem["answer"]}
+        for problem in problems
+    )
+    what = f"arithmetic with terms={terms} and digits={digits}"
+    train, evaluation = _deal(rows, train_size, evaluation_size, what)
 
     def score_answer(completions: Sequence[Any], answer: Sequence[str], **_: Any) -> list[float]:  # noqa: ANN401
         return [
@@ -143,10 +128,95 @@ def arithmetic(
 
     return TextTask(
         name="arithmetic",
-        train=list(rows[False].values()),
-        evaluation=list(rows[True].values()),
+        train=train,
+        evaluation=evaluation,
         rewards=[score_answer],
     )
+
+
+def reasoning_gym(
+    *,
+    dataset: str,
+    settings: Mapping[str, Any] | None = None,
+    train_size: int = 2000,
+    evaluation_size: int = 256,
+    seed: int = 0,
+    system_prompt: str | None = None,
+    reward_timeout: float | None = 30.0,
+    reward_workers: int = 2,
+) -> TextTask:
+    """Problems of any dataset of reasoning-gym, scored by its own verifier.
+
+    What stands in the last `<answer>…</answer>` is scored, or without tags the whole completion.
+    Problems are held out as in `arithmetic`.
+
+    Args:
+        dataset: Its name in reasoning-gym, for example `"countdown"`.
+        settings: Its settings there.
+        train_size: Number of training problems.
+        evaluation_size: Number of held-out problems.
+        seed: Seed of the draw.
+        system_prompt: Makes prompts conversations that begin with this message of the system.
+        reward_timeout: Seconds that a verifier may take, see `polopt.envs.isolation.isolated`;
+            None: it runs in the trainer.
+        reward_workers: Processes for it, per rank.
+
+    Raises:
+        ValueError: If reasoning-gym refuses, or there are not that many problems.
+        ModuleNotFoundError: If reasoning-gym is not installed.
+    """
+    # As long as it can be: nothing is made before it is asked for.
+    drawn = {"seed": seed, "size": 2**31}
+    reward = ReasoningGym(dataset=dataset, settings={**(settings or {}), **drawn})
+    rows = (
+        {"prompt": problem["question"], "answer": problem["answer"], "index": i}
+        for i, problem in enumerate(reward.problems())
+    )
+    train, evaluation = _deal(rows, train_size, evaluation_size, f"{dataset} with {settings}")
+    if system_prompt is not None:
+        first = {"role": "system", "content": system_prompt}
+        for row in (*train, *evaluation):
+            row["prompt"] = [first, {"role": "user", "content": row["prompt"]}]
+    guarded: Reward = reward
+    if reward_timeout is not None:
+        guarded = isolated(reward, timeout=reward_timeout, workers=reward_workers)
+    return TextTask(
+        name=dataset,
+        train=train,
+        evaluation=evaluation,
+        rewards=[guarded],
+        extract=reward.extract,
+    )
+
+
+def _deal(
+    rows: Iterable[dict[str, Any]], train_size: int, evaluation_size: int, what: str
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return rows to train on and held-out ones, each prompt once."""
+    sizes = {False: train_size, True: evaluation_size}
+    names = {False: "train_size", True: "evaluation_size"}
+    for part, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{names[part]} must be at least 1, got {size}")
+    kept: dict[bool, dict[str, dict[str, Any]]] = {False: {}, True: {}}
+    idle = 0
+    for row in rows:
+        part = held_out(row["prompt"])
+        idle += 1
+        if row["prompt"] not in kept[part] and len(kept[part]) < sizes[part]:
+            kept[part][row["prompt"]] = row
+            idle = 0
+        found = len(kept[False]) + len(kept[True])
+        # So many draws without a new problem: there are hardly any others.
+        if found == train_size + evaluation_size or idle > 20 * (found + 100):
+            break
+    for part, size in sizes.items():
+        if len(kept[part]) < size:
+            raise ValueError(
+                f"{names[part]}={size}, but {what} has only {len(kept[part])} such problems: ask "
+                "for fewer, or for longer ones"
+            )
+    return list(kept[False].values()), list(kept[True].values())
 
 
 def held_out(prompt: str, share: float = 0.2) -> bool:
@@ -158,16 +228,3 @@ def held_out(prompt: str, share: float = 0.2) -> bool:
     """
     digest = hashlib.sha256(prompt.encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
-
-
-def _reasoning_gym(name: str, **config: Any) -> Any:  # noqa: ANN401
-    try:
-        import reasoning_gym
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "this task needs reasoning-gym: pip install 'polopt[trl]'", name=error.name
-        ) from None
-    try:
-        return reasoning_gym.create_dataset(name, **config)
-    except AssertionError as error:
-        raise ValueError(f"reasoning-gym refuses {name} with {config}: {error}") from None

@@ -211,7 +211,8 @@ def task_names() -> dict[str, Callable[..., Any]]:
     for module in ("control", "text", "dataset", "bandit"):
         public = _public(f"polopt.envs.{module}")
         names |= {n: f for n, f in public.items() if any(_returns(f, kind) for kind in _TASKS)}
-    for module in ("polopt.envs.rewards", "polopt.envs.isolation", "polopt.ext.trl.rewards"):
+    modules = ("envs.rewards", "envs.form_rewards", "envs.isolation", "ext.trl.rewards")
+    for module in (f"polopt.{m}" for m in modules):
         names |= {n: f for n, f in _public(module).items() if _returns(f, "Isolated") or _scores(f)}
     return names
 

@@ -10,8 +10,9 @@ import pyarrow
 import pyarrow.parquet as pq
 
 from polopt.envs.dataset import dataset
+from polopt.envs.form_rewards import Length, TextFormat
 from polopt.envs.isolation import Isolated
-from polopt.envs.rewards import Gsm8k, Length, MathVerify, TextFormat
+from polopt.envs.rewards import Gsm8k, MathVerify
 
 
 def lines(path, rows):

@@ -10,14 +10,12 @@ import torch
 
 from polopt.envs.answers import after_hashes, after_word, in_tags, last_boxed
 from polopt.envs.contract import RewardError, checked, name_of, text_of
+from polopt.envs.form_rewards import Length, Repetition, TextFormat
 from polopt.envs.rewards import (
     BySource,
     FromFile,
     Gsm8k,
-    Length,
     MathVerify,
-    Repetition,
-    TextFormat,
     score_gsm8k,
 )
 

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("reasoning_gym")
 
-from polopt.envs.text import TextTask, arithmetic, held_out
+from polopt.envs.text import TextTask, arithmetic, held_out, reasoning_gym
 
 
 def prompts(rows):
@@ -46,6 +46,39 @@ def test_answers_are_right_and_the_verifier_says_so():
 
 def test_same_seed_same_problems():
     assert arithmetic(train_size=50).train == arithmetic(train_size=50).train
+
+
+def test_any_dataset_of_reasoning_gym():
+    task = reasoning_gym(dataset="leg_counting", train_size=30, evaluation_size=10, seed=3)
+    assert (len(prompts(task.train)), len(prompts(task.evaluation))) == (30, 10)
+    assert not prompts(task.train) & prompts(task.evaluation)
+    rows = list(task.evaluation)
+    right = [row["answer"] for row in rows]
+    try:
+        assert task.correct(rows, right) == [True] * 10
+        tagged = [f"so <answer>{answer}</answer>." for answer in right]
+        assert task.correct(rows, tagged) == [True] * 10
+        assert task.correct(rows, ["<answer>-1</answer>"] * 10) == [False] * 10
+    finally:
+        task.rewards[0].close()
+    assert task.final_answer("so <answer>7</answer>") == "7"
+    talk = reasoning_gym(dataset="leg_counting", train_size=2, evaluation_size=2, seed=3,
+                         system_prompt="be brief", reward_timeout=None)  # fmt: skip
+    assert [m["role"] for m in talk.train[0]["prompt"]] == ["system", "user"]
+    assert talk.correct(talk.train, [row["answer"] for row in talk.train]) == [True] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dataset": "no_such"}, "reasoning-gym refuses no_such with"),
+        ({"dataset": "leg_counting", "settings": {"legs": 3}}, "reasoning-gym refuses leg_count"),
+        ({"dataset": "leg_counting", "train_size": 0}, "train_size must be at least 1, got 0"),
+    ],
+)
+def test_what_reasoning_gym_does_not_have(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        reasoning_gym(**arguments)
 
 
 def test_overlap_is_refused():

@@ -11,8 +11,8 @@ pytest.importorskip("trl")
 import torch
 
 from polopt.envs.contract import RewardError
+from polopt.envs.form_rewards import Length, Repetition
 from polopt.envs.isolation import isolated
-from polopt.envs.rewards import Length, Repetition
 from polopt.losses import group_advantage
 
 SETUP = Path(__file__).with_name("trl_setup.py")
