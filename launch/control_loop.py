@@ -239,10 +239,10 @@ class _Loop:
             for name in _COUNTERS:
                 setattr(self, name, state[name])
         except (KeyError, ValueError, RuntimeError) as error:  # torch's, where shapes differ
-            what = f"it has no {error}" if isinstance(error, KeyError) else error
+            what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise RecipeError(
                 f"the checkpoint step-{step} of {self.run.path} does not fit this recipe and this "
-                f"polopt: {what}"
+                f"polopt: {' '.join(what.split())}"
             ) from error
 
     def _save(self) -> None:
