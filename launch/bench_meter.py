@@ -1,10 +1,12 @@
-"""One run of `polopt bench control`: its process, and the clock that all libraries share."""
+"""The process of `polopt bench control` that trains, and the clock that all libraries share."""
 
+import contextlib
 import importlib
 import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -94,23 +96,36 @@ class Meter:
         }
 
 
-def main(function: str, trial: str) -> None:
-    """Train one library on one thread of one core, and print what came out as JSON.
+def main() -> None:
+    """Train what the lines on stdin name, each in a process of its own.
 
-    Args:
-        function: As in `bench_table.Entry`.
-        trial: A `Trial` as JSON.
+    A line is a pair of an entry's function and a `Trial`, as JSON. The answer to it is a line on
+    stdout: what the function returned, or null if it failed. Processes are forked from this one,
+    which has imported what takes long, and run on one thread of one core.
     """
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
-    stdout = os.dup(1)
+    answers = os.dup(1)
     os.dup2(2, 1)  # what libraries print is not the answer
-    settings = json.loads(trial)
-    settings["goal"] = Goal(**settings["goal"])
-    module, name = function.split(":")
-    answer = getattr(importlib.import_module(module), name)(Trial(**settings))
-    os.write(stdout, json.dumps(answer).encode())
+    for line in sys.stdin:
+        function, settings = json.loads(line)
+        trial = Trial(**{**settings, "goal": Goal(**settings["goal"])})
+        module, name = function.split(":")
+        with contextlib.suppress(ImportError):  # what it is shows in the child
+            importlib.import_module(module)
+        child = os.fork()
+        if child == 0:
+            answer = b"null"
+            try:
+                train = getattr(importlib.import_module(module), name)
+                answer = json.dumps(train(trial)).encode()
+            except Exception:
+                traceback.print_exc()
+            os.write(answers, answer + b"\n")
+            os._exit(0)
+        if os.waitpid(child, 0)[1]:  # killed, so it has not answered
+            os.write(answers, b"null\n")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -31,7 +31,7 @@ def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         Seeds that did not reach the bar count with all they spent.
     """
     rows = []
-    for key in dict.fromkeys(map(_key, runs)):
+    for key in _keys(runs):
         mine = [r for r in runs if _key(r) == key]
         row: dict[str, Any] = dict(zip(("task", "algorithm", "library"), key, strict=True))
         row |= {"seeds": len(mine), "solved": sum(r["solved"] for r in mine)}
@@ -84,6 +84,13 @@ def write(folder: Path, runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             y="greedy return",
         )
     return rows
+
+
+def _keys(runs: Sequence[dict[str, Any]]) -> list[tuple[str, str, str]]:
+    """Return tasks, algorithms and libraries, those of a task together."""
+    keys = list(dict.fromkeys(map(_key, runs)))
+    firsts = list(dict.fromkeys(key[:2] for key in keys))
+    return sorted(keys, key=lambda key: firsts.index(key[:2]))
 
 
 def _key(entry: dict[str, Any]) -> tuple[str, str, str]:

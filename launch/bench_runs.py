@@ -1,10 +1,12 @@
 """Control: ours and other libraries to the same bar, on the same seeds."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -70,11 +72,11 @@ def compare(
     entries = _entries(tasks, algorithms, libraries)
     plan = [
         (entry, Trial.make(task, algorithm, seed, frames=frames, cpu=cpu_seconds))
+        for seed in dict.fromkeys(seeds)  # first: a busy hour meets all libraries alike
         for task, algorithm in GOALS
         if task in tasks and algorithm in algorithms
         for entry in entries
         if entry.algorithm == algorithm and task in entry.tasks
-        for seed in dict.fromkeys(seeds)
     ]
     return _run(plan, root)
 
@@ -118,36 +120,57 @@ def _run(plan: Sequence[tuple[Entry, Trial]], root: str) -> Result:
         raise RecipeError(str(error)) from error
     runs: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
-    for number, (entry, trial) in enumerate(plan, 1):
-        about = {"library": entry.library, **_about(trial)}
-        what = f"{trial.task}, {trial.algorithm}, {entry.library}, seed {trial.seed}"
-        done = _train(entry, trial)
-        if done.returncode:
-            sys.stderr.write(f"{done.stderr}\npolopt: {what} failed; its output stands above\n")
-            return Result(content={"error": f"{what} failed", "folder": str(folder)}, text="",
-                          code=1)  # fmt: skip
-        answer = json.loads(done.stdout)
-        runs.append({**about, **answer})
-        ending = "solved" if answer["solved"] else "not solved"
-        sys.stderr.write(
-            f"{number}/{len(plan)} · {what}: {ending} after {answer['frames']} frames, "
-            f"{answer['cpu_seconds']:.1f} CPU seconds\n"
-        )
-        rows = write(folder, runs)  # anew each time: an early end loses nothing
+    with _trainer(folder / "log.txt") as train:
+        for number, (entry, trial) in enumerate(plan, 1):
+            what = f"{trial.task}, {trial.algorithm}, {entry.library}, seed {trial.seed}"
+            answer = train(entry, trial)
+            if answer is None:
+                failed = f"{what} failed: see {folder / 'log.txt'}"
+                sys.stderr.write(f"polopt: {failed}\n")
+                return Result(content={"error": failed, "folder": str(folder)}, text="", code=1)
+            about = {name: getattr(trial, name) for name in ("task", "algorithm", "seed")}
+            runs.append({"library": entry.library, **about, **answer})
+            ending = "solved" if answer["solved"] else "not solved"
+            sys.stderr.write(
+                f"{number}/{len(plan)} · {what}: {ending} after {answer['frames']} frames, "
+                f"{answer['cpu_seconds']:.1f} CPU seconds\n"
+            )
+            rows = write(folder, runs)  # anew each time: an early end loses nothing
     return Result(content={"folder": str(folder), "rows": rows}, text=f"{table(rows)}\n\n{folder}")
 
 
-def _about(trial: Trial) -> dict[str, Any]:
-    return {name: getattr(trial, name) for name in ("task", "algorithm", "seed")}
+@contextlib.contextmanager
+def _trainer(log: Path) -> Iterator[Callable[[Entry, Trial], dict[str, Any] | None]]:
+    """Start the process of `bench_meter`, and yield the function that has it train.
 
-
-def _train(entry: Entry, trial: Trial) -> subprocess.CompletedProcess[str]:
+    Args:
+        log: Receives what libraries print.
+    """
     command = [sys.executable, "-W", "ignore", "-m", "polopt.launch.bench_meter"]
-    return subprocess.run(
-        [*command, entry.function, json.dumps(asdict(trial))],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-        check=False,
-    )
+    with (
+        log.open("w") as printed,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=printed,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            start_new_session=True,
+        ) as process,
+    ):
+
+        def train(entry: Entry, trial: Trial) -> dict[str, Any] | None:
+            try:
+                process.stdin.write(json.dumps([entry.function, asdict(trial)]) + "\n")  # type: ignore[union-attr]
+                process.stdin.flush()  # type: ignore[union-attr]
+            except BrokenPipeError:
+                return None
+            line = process.stdout.readline()  # type: ignore[union-attr]
+            return json.loads(line) if line else None
+
+        try:
+            yield train
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)  # with the process that trains
+            raise

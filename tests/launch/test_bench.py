@@ -37,6 +37,26 @@ def test_interval_is_that_of_the_bootstrap():
     assert high == pytest.approx(49.5 + 1.96 * spread, abs=1.5)
 
 
+def test_the_mean_is_rliable_s_and_the_interval_scipy_s():
+    """Rliable's own intervals need a package that does not import beside today's pandas."""
+    metrics = pytest.importorskip("rliable.metrics")
+    stats = pytest.importorskip("scipy.stats")
+    numpy = pytest.importorskip("numpy")
+    for count in (5, 7, 10, 40):
+        values = numpy.random.default_rng(count).lognormal(sigma=1.0, size=count)
+        # One task: runs by tasks is a column.
+        assert interquartile_mean(values.tolist()) == pytest.approx(
+            metrics.aggregate_iqm(values[:, None])
+        )
+        expected = stats.bootstrap(
+            (values,), lambda rows, axis: stats.trim_mean(rows, 0.25, axis=axis),
+            n_resamples=10_000, method="percentile", rng=numpy.random.default_rng(0),
+        ).confidence_interval  # fmt: skip
+        low, high = interval(values.tolist(), samples=10_000)
+        # Ends of two bootstraps of 10,000 resamples agree to a small part of the width.
+        assert (low, high) == pytest.approx(tuple(expected), abs=0.05 * (high - low))
+
+
 def outcome(library, frames, cpu, value, solved):
     return {
         "library": library, "task": "cartpole", "algorithm": "ppo", "frames": frames,
@@ -116,6 +136,17 @@ def test_settings_of_the_zoo_fit_our_recipe():
     assert job.arithmetic()["optimizer_steps_per_batch"] == 20
     assert job.arithmetic()["steps_per_environment_and_batch"] == 32
     assert job.reward_scaling is None
+
+
+def test_a_run_that_fails_is_named_and_its_output_kept(tmp_path, capfd, monkeypatch):
+    entry = Entry(library="sb3", algorithm="ppo", tasks=("cartpole",), function="nowhere:ppo")
+    monkeypatch.setattr("polopt.launch.bench_runs.ENTRIES", (entry,))
+    words = ["--libraries", "sb3", "--tasks", "cartpole", "--runs", str(tmp_path)]
+    assert main(["bench", "control", *words]) == 1
+    (folder,) = tmp_path.iterdir()
+    failed = f"polopt: cartpole, ppo, sb3, seed 0 failed: see {folder / 'log.txt'}\n"
+    assert capfd.readouterr().err == failed
+    assert "ModuleNotFoundError: No module named 'nowhere'" in (folder / "log.txt").read_text()
 
 
 @pytest.mark.slow
