@@ -8,8 +8,13 @@ import torch
 from torch import Tensor
 
 from polopt.envs.batched import VectorEnv
+from polopt.envs.guard import check_transitions
 
-__all__ = ["FiniteEnv"]
+__all__ = ["EnvError", "FiniteEnv"]
+
+
+class EnvError(ValueError):
+    """An environment does not keep to the protocol of `VectorEnv`."""
 
 
 class FiniteEnv(VectorEnv):
@@ -22,9 +27,19 @@ class FiniteEnv(VectorEnv):
         env: What is watched.
         drop: Instead of an error, the copy's episode is truncated there, with zeros in place
             of what it gave, so that its collector resets it; `broken` remembers the copy.
+
+    Raises:
+        EnvError: If `env` is not a `VectorEnv`.
+        ValueError: If it corrupts transitions, with the reason.
     """
 
     def __init__(self, env: VectorEnv, *, drop: bool = False) -> None:
+        if not isinstance(env, VectorEnv):
+            check_transitions(env)
+            raise EnvError(
+                f"a control task must make a polopt.envs.batched.VectorEnv, got a "
+                f"{type(env).__name__}: for gymnasium use polopt.envs.gym.GymnasiumEnv"
+            )
         super().__init__(env.batch_size[0], device=env.device)
         self.env, self.drop = env, drop
         self._advance, self._shape = env.advance, env.batch_size  # faster than through the module
@@ -64,12 +79,12 @@ class FiniteEnv(VectorEnv):
 
         Raises:
             FloatingPointError: If a number is not finite, and `drop` is off.
-            ValueError: If a reward or a flag has another shape than [N].
+            EnvError: If a reward or a flag has another shape than [N].
         """
         observation, reward, terminated, truncated = self._advance(action)
         if not reward.shape == terminated.shape == truncated.shape == self._shape:
             shapes = [list(entry.shape) for entry in (reward, terminated, truncated)]
-            raise ValueError(
+            raise EnvError(
                 "reward, terminated and truncated of an environment must have shape "
                 f"{list(self._shape)}, got {', '.join(map(str, shapes))}"
             )

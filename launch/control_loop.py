@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from polopt.envs.control import ControlTask
-from polopt.envs.finite import FiniteEnv
+from polopt.envs.finite import EnvError, FiniteEnv
 from polopt.ext.metrics import PHASES
 from polopt.ext.torchrl.evaluate import play
 from polopt.launch.control import Checkpoints, Evaluation
@@ -91,7 +91,8 @@ def train(
 
     Raises:
         FloatingPointError: As `Learner.iterate`.
-        RecipeError: If the checkpoint is of another recipe.
+        RecipeError: If the checkpoint is of another recipe, or an environment does not keep to
+            the protocol.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # networks this small only lose by sharing work
@@ -99,6 +100,8 @@ def train(
         loop = _Loop(make(), run, task, total_frames, evaluation, checkpoints, seed, drop)
         loop.run_to_end()
         return loop.summary()
+    except EnvError as error:
+        raise RecipeError(f"'task': {error}") from error
     finally:
         torch.set_num_threads(threads)
 

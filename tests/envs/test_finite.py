@@ -5,10 +5,10 @@ import torch
 
 pytest.importorskip("torchrl")
 
-from torchrl.envs import check_env_specs
+from torchrl.envs import GymEnv, check_env_specs
 
 from polopt.envs.control import cartpole, gymnasium, pendulum
-from polopt.envs.finite import FiniteEnv
+from polopt.envs.finite import EnvError, FiniteEnv
 
 
 def broken(env, entry, *, row=1, value=float("nan")):
@@ -104,5 +104,14 @@ def test_a_reward_with_another_shape_is_refused():
         e.unsqueeze(-1) if i == 1 else e for i, e in enumerate(advance(action))
     ]
     env = FiniteEnv(env)
-    with pytest.raises(ValueError, match=r"must have shape \[4\], got \[4, 1\], \[4\], \[4\]"):
+    with pytest.raises(EnvError, match=r"must have shape \[4\], got \[4, 1\], \[4\], \[4\]"):
         env.advance(torch.zeros(4, 1))
+
+
+def test_other_environments_are_refused():
+    with pytest.raises(EnvError, match=r"must make a polopt.envs.batched.VectorEnv, got a GymEnv"):
+        FiniteEnv(GymEnv("CartPole-v1"))
+    resetting = GymEnv("CartPole-v1", num_envs=2)
+    with pytest.raises(ValueError, match="resets by itself"):
+        FiniteEnv(resetting)
+    resetting.close()

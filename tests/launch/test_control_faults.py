@@ -130,6 +130,19 @@ def test_nan_ends_a_command_in_one_sentence(tmp_path, spoil, capfd, monkeypatch)
     assert json.loads(out)["error"].startswith("the reward of environment 1 is nan")
 
 
+def test_a_reward_of_another_shape_is_one_sentence(tmp_path, monkeypatch):
+    physics = type(cartpole().physics)
+    sound = physics.step
+
+    def column(self, state, action):
+        state, reward, terminated = sound(self, state, action)
+        return state, reward.unsqueeze(-1), terminated
+
+    monkeypatch.setattr(physics, "step", column)
+    with pytest.raises(RecipeError, match=r"'task': reward.* must have shape \[5\], got \[5, 1\]"):
+        run(tmp_path / "run", job())
+
+
 def test_a_weight_that_grows_without_end_stops(tmp_path):
     settings = (
         "algorithm={use: a2c}",
