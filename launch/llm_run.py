@@ -1,5 +1,6 @@
 """One run of a language model: training, evaluation, and what it leaves in the run folder."""
 
+import contextlib
 import json
 import time
 import warnings
@@ -15,9 +16,11 @@ from transformers.utils import logging
 
 from polopt.envs.contract import RewardError
 from polopt.ext.trl.trainer import PolicyTrainer
+from polopt.ext.vllm.errors import ServerError
 from polopt.launch.curve import write_curves
 from polopt.launch.llm import LlmJob
 from polopt.launch.llm_data import check_rows, close_rewards, record_rows, training_rows
+from polopt.launch.llm_vllm import generation
 from polopt.launch.llm_watch import KINDS, Watch
 from polopt.launch.recipe import RecipeError
 from polopt.launch.record import read_metrics
@@ -34,14 +37,15 @@ def train(job: LlmJob, run: Run) -> dict[str, Any]:
             recipe, or a reward does not work.
     """
     try:
-        return _train(job, run)
+        with contextlib.ExitStack() as stack:
+            return _train(job, run, stack)
     except RewardError as error:
         raise RecipeError(str(error)) from error
     finally:
         close_rewards(job.task)
 
 
-def _train(job: LlmJob, run: Run) -> dict[str, Any]:
+def _train(job: LlmJob, run: Run, stack: contextlib.ExitStack) -> dict[str, Any]:
     logging.disable_progress_bar()
     # TRL still uses names that transformers renames.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
@@ -71,18 +75,20 @@ def _train(job: LlmJob, run: Run) -> dict[str, Any]:
         project=job.tree["project"],
         **trust,
     )
+    main = state.is_main_process
     try:
-        trainer = PolicyTrainer(
-            AutoModelForCausalLM.from_pretrained(source, **loading),
-            list(job.task.rewards),
-            config,
-            algorithm=job.algorithm,
-            correct_at=job.task.correct_at,
-            trim_padding=job.trim_padding,
-            train_dataset=training_rows(job.task),
-            processing_class=tokenizer,
-            peft_config=adapter,
-        )
+        with generation(job, run, str(source), config, stack, main=main):
+            trainer = PolicyTrainer(
+                AutoModelForCausalLM.from_pretrained(source, **loading),
+                list(job.task.rewards),
+                config,
+                algorithm=job.algorithm,
+                correct_at=job.task.correct_at,
+                trim_padding=job.trim_padding,
+                train_dataset=training_rows(job.task),
+                processing_class=tokenizer,
+                peft_config=adapter,
+            )
     except ValueError as error:
         raise RecipeError(str(error)) from error
     trainer.remove_callback(PrinterCallback)
@@ -96,7 +102,11 @@ def _train(job: LlmJob, run: Run) -> dict[str, Any]:
     began = time.monotonic(), cpu_seconds()
     steps = _finished(found, config.max_steps)
     if steps is None:
-        trainer.train(resume_from_checkpoint=str(found) if found else None)
+        try:
+            trainer.train(resume_from_checkpoint=str(found) if found else None)
+        except ServerError:  # on all ranks; nothing that was learnt is lost
+            trainer._save_checkpoint(trainer.model, trial=None)
+            raise
         steps = trainer.state.global_step
     elif found is not None:  # there is nothing left to do, and Trainer would do a step
         trainer.restore(found)
@@ -128,6 +138,7 @@ def _train(job: LlmJob, run: Run) -> dict[str, Any]:
         "warmup_wall_seconds": round(warmup[0], 1),
         "warmup_cpu_seconds": round(warmup[1], 1),
         "groups": dict(trainer.refilled),
+        **({"ended": trainer.ended} if trainer.ended else {}),
         **({"data": rows} if rows else {}),
         **({"rewards": failures} if failures else {}),
     }

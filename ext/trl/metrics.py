@@ -86,7 +86,8 @@ def step_metrics(objective: Objective, steps: Mapping[str, Tensor]) -> dict[str,
     Args:
         objective: Without schedules.
         steps: `log_prob`, `action_log_prob`, `entropy`, bool `mask` [B, T], `advantage` [B, 1],
-            `ref_log_prob` if there is a reference, `selection` if the surrogate selects.
+            `ref_log_prob` if there is a reference, `selection` if the surrogate selects, and
+            `behavior_log_prob`, the same tensor as `action_log_prob` if the policy sampled.
 
     Returns:
         Sums over the trained steps, and their number `tokens`; the entries of shape [B] are
@@ -98,6 +99,11 @@ def step_metrics(objective: Objective, steps: Mapping[str, Tensor]) -> dict[str,
     if "ref_log_prob" in steps and objective.kl_in == "loss":
         kl = kl_estimate(steps["log_prob"], steps["ref_log_prob"], objective.kl)
         out["kl"] = torch.where(mask, kl, 0.0).sum()
+    old, behavior = steps["action_log_prob"], steps["behavior_log_prob"]
+    if behavior is not old:
+        gap = torch.where(mask, old - behavior, 0.0)
+        out["mismatch/log_prob_gap"] = gap.abs().sum()
+        out["mismatch/kl"] = kl_estimate(-gap, torch.zeros_like(gap), "k3").sum()
     if "selection" in steps:
         return {**out, "selected_fraction": (steps["selection"] & mask).sum()}
     clipped = objective.clipped(steps["log_prob"], steps["action_log_prob"], advantage, mask)

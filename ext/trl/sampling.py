@@ -99,6 +99,7 @@ class RefillingTrainer(ScoringTrainer):
     correct_at: float
     generated: int
     refilled: Counter[str]
+    ended: str | None = None
     _stream: PromptStream | None
     _rows: list[dict[str, Any]]
     _rewards: Tensor | None
@@ -207,16 +208,17 @@ class RefillingTrainer(ScoringTrainer):
         self.refilled["short"] += short
         self._reported = Counter(self.refilled)
         if short == groups:
-            logger.warning(
-                "No group carried a signal after %d further rounds: all answers to each prompt "
-                "were equally good. Training stops here.", rounds,
-            )  # fmt: skip
-            self.control.should_training_stop = True
+            self.ended = (
+                f"No group carried a signal after {rounds} further rounds: all answers to each "
+                "prompt were equally good. Training stops here."
+            )
         elif short and self.algorithm.sampling.at_bound == "stop":
-            logger.warning(
-                "%d of %d groups carried no signal after %d further rounds. Training stops here, "
-                "as sampling.at_bound says.", short, groups, rounds,
-            )  # fmt: skip
+            self.ended = (
+                f"{short} of {groups} groups carried no signal after {rounds} further rounds. "
+                "Training stops here, as sampling.at_bound says."
+            )
+        if self.ended is not None:
+            logger.warning(self.ended)
             self.control.should_training_stop = True
 
     def _greedy_rewards(self, rows: list[dict[str, Any]], size: int) -> Tensor:

@@ -73,6 +73,7 @@ class PolicyTrainer(RefillingTrainer):
     Attributes:
         generated: Answers that this rank has generated to train on, refilling included.
         refilled: Counts over the run of dynamic sampling: rounds, and groups dropped by cause.
+        ended: Why training ended before its last step, or None.
 
     Raises:
         ValueError: If the config sets TRL's loss, or the algorithm needs what is not there.
@@ -335,11 +336,13 @@ class PolicyTrainer(RefillingTrainer):
         log_prob, entropy, *_ = self._score(model, inputs, compute_entropy=True)
         old = inputs.get("old_per_token_logps", log_prob.detach())
         advantage = inputs["advantages"]
+        behavior = inputs.get("sampling_per_token_logps", old)  # without vLLM that of the policy
+        if behavior is not old:  # NaN: vLLM did not tell
+            behavior = torch.where(behavior.isnan(), old, behavior)
         steps = {
             "log_prob": log_prob,
             "action_log_prob": old,
-            # Without vLLM the sampler is the old policy.
-            "behavior_log_prob": inputs.get("sampling_per_token_logps", old),
+            "behavior_log_prob": behavior,
             "advantage": advantage if advantage.ndim == 2 else advantage.unsqueeze(-1),
             "mask": inputs["loss_mask"],
             "entropy": entropy,

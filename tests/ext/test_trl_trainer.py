@@ -1,6 +1,7 @@
 """PolicyTrainer: the loss and the advantages are ours, and exactly normalised."""
 
 import importlib.util
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,6 +13,7 @@ import torch
 pytest.importorskip("trl")
 from trl import GRPOTrainer
 
+from polopt import losses
 from polopt.ext.trl.trainer import PolicyTrainer
 
 SETUP = Path(__file__).with_name("trl_setup.py")
@@ -142,3 +144,42 @@ def test_other_algorithms_train(tmp_path, name):
     trainer.train()
     assert all(torch.isfinite(torch.tensor(logs(trainer, "grad_norm"))))
     assert (weights(trainer) - start).abs().max() > 1e-5
+
+
+@torch.no_grad()
+def sampled_elsewhere(prompts, trainer, gap=0.1):
+    """Answers of random words, with log-probs that are `gap` below the model's; one is not told."""
+    tokenizer, model = trainer._tokenizer, trainer.accelerator.unwrap_model(trainer.model)
+    out = {"prompt_ids": [], "completion_ids": [], "logprobs": []}
+    for i, prompt in enumerate(prompts):
+        ids = tokenizer(prompt)["input_ids"]
+        words = torch.randint(3, 16, (3 + i % 4,)).tolist()
+        scores = model(input_ids=torch.tensor([[*ids, *words]])).logits[0].log_softmax(-1)
+        taken = [float(scores[len(ids) + t - 1, word]) - gap for t, word in enumerate(words)]
+        out["prompt_ids"].append(ids)
+        out["completion_ids"].append(words)
+        out["logprobs"].append([float("nan"), *taken[1:]] if i == 0 else taken)
+    return out
+
+
+def test_a_sampler_that_differs_is_measured_and_corrected(tmp_path):
+    rule = setup.algorithm("dapo")
+    fixed = replace(rule.objective, corrections=(losses.Reweight(high=2.0),))
+    done = {
+        name: setup.build(
+            PolicyTrainer, tmp_path / name, algorithm=replace(rule, objective=objective),
+            rollout_func=sampled_elsewhere, config={"max_steps": 1},
+        )
+        for name, objective in {"plain": rule.objective, "fixed": fixed}.items()
+    }  # fmt: skip
+    for trainer in done.values():
+        trainer.train()
+        (gap,), (kl,) = logs(trainer, "mismatch/log_prob_gap"), logs(trainer, "mismatch/kl")
+        tokens = trainer.state.log_history[0]["completions/mean_length"] * 8
+        told = 1 - 1 / tokens
+        assert gap == pytest.approx(0.1 * told, rel=1e-3)
+        assert kl == pytest.approx((math.exp(0.1) - 1.1) * told, rel=1e-2)
+    assert logs(done["fixed"], "correction_mean") == [pytest.approx(math.exp(0.1), rel=0.02)]
+    plain = setup.build(PolicyTrainer, tmp_path / "own", algorithm=rule, config={"max_steps": 1})
+    plain.train()
+    assert not logs(plain, "mismatch/kl")  # the policy sampled for itself

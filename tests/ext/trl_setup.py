@@ -4,6 +4,7 @@ Run as a script it compares gradients, on as many ranks as torchrun starts.
 """
 
 import sys
+from dataclasses import replace
 
 import torch
 from datasets import Dataset
@@ -214,8 +215,10 @@ if __name__ == "__main__":
     import tempfile
 
     world = int(sys.argv[1])
-    for name in ("dapo", "grpo", "dr_grpo"):
-        for accumulate, generate, iterations in ((2, 4, 1), (2, 2, 2), (4, 2, 1)):
+    grid = {name: [(2, 4, 1), (2, 2, 2), (4, 2, 1)] for name in ("dapo", "grpo", "dr_grpo")}
+    grid["dapo"] += [(1, 1, 1), (1, 3, 2), (2, 3, 1), (4, 3, 2)]
+    for name, products in grid.items():
+        for accumulate, generate, iterations in products:
             done = compare(
                 tempfile.mkdtemp(),
                 name,
@@ -228,7 +231,7 @@ if __name__ == "__main__":
             )
             assert done.accelerator.num_processes == world
             assert len(done.lengths) > 2
-            assert len(done.widths) > 1
+            assert len(done.widths) > 1 or done.args.max_steps * generate < 4
             assert len(done.errors) == 6
             assert max(done.errors) < 1e-4, (name, accumulate, generate, done.errors)
     done = compare(
@@ -239,6 +242,13 @@ if __name__ == "__main__":
     mean, std = done.spread  # whitened over the tokens of all ranks
     assert abs(mean) < 1e-5, done.spread
     assert abs(std - 1) < 1e-4, done.spread
+    rule = algorithm("dapo")
+    rule = replace(rule, objective=replace(rule.objective, aggregation="group_token_mean"))
+    done = compare(
+        tempfile.mkdtemp(), rule, per_device_train_batch_size=2, max_steps=3,
+        gradient_accumulation_steps=2, steps_per_generation=4, max_completion_length=16,
+    )  # fmt: skip
+    assert max(done.errors) < 1e-4, done.errors
     rule = losses.kl_cov(coef=5.0, share=0.2)
     done = compare(
         tempfile.mkdtemp(), rule, per_device_train_batch_size=4, max_steps=4, num_iterations=2,
