@@ -144,7 +144,12 @@ def _files(paths: list[Path], name: Path | None = None, framework: str | None = 
     if reading.cut:
         logs[-1].notes.append("the end of the file is cut off, what is whole was read")
     if reading.damaged:
-        logs[-1].notes.append(f"{reading.damaged} lines cannot be read and were left out")
+        many = (
+            "a line that cannot be read was"
+            if reading.damaged == 1
+            else (f"{reading.damaged} lines that cannot be read were")
+        )
+        logs[-1].notes.append(f"{many} left out")
     return logs
 
 

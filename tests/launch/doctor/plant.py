@@ -1,10 +1,11 @@
 """Trains short runs, healthy ones and ones with a fault, and keeps their logs.
 
     python tests/launch/doctor/plant.py --out FOLDER [--half set report] [--only WORD …]
+    python tests/launch/doctor/plant.py --out FOLDER --pack
 
 The runs of the half `set` were used to choose the thresholds of the rules; those of the half
 `report`, with other seeds, other algorithms and other tasks, were not. `score.py` counts.
-Each log is small; all of them are packed into one archive for each half.
+`--pack` packs them into runs/, one archive for each half.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import json
 import os
 import shutil
 import sys
+import tarfile
 import tempfile
 import time
 import traceback
@@ -40,6 +42,7 @@ class Case:
         fault: What is wrong with it; empty for a healthy run.
         strength: `weak` or `strong`.
         accept: Rules that name this fault.
+        others: Detectors of other tools that could be meant by it.
         settings: What differs from the healthy run.
     """
 
@@ -51,6 +54,7 @@ class Case:
     fault: str = ""
     strength: str = ""
     accept: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -85,6 +89,7 @@ def cases(half: str) -> Iterator[Case]:
                 yield Case(
                     world=world, half=half, base=on, seed=seeds[0], settings=row[strength],
                     fault=row["fault"], strength=strength, accept=tuple(row["accept"]),
+                    others=tuple(row.get("others", ())),
                 )  # fmt: skip
     for world, bases in (
         ("polopt", ("cartpole", "pendulum", "acrobot", "a2c", "reinforce")),
@@ -291,12 +296,31 @@ def sb3(case: Case, folder: Path) -> None:
 RUNNERS = {"polopt": polopt, "polopt_llm": polopt_llm, "trl": trl, "sb3": sb3}
 
 
+def pack(folder: Path, target: Path) -> None:
+    """Pack the runs of a half; the same runs give the same bytes."""
+
+    def plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
+        info.mtime = info.uid = info.gid = 0
+        info.uname = info.gname = ""
+        return info
+
+    with tarfile.open(target, "w:xz", preset=9) as archive:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                archive.add(path, str(path.relative_to(folder)), filter=plain)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--half", nargs="+", default=["set", "report"])
     parser.add_argument("--only", nargs="*", default=[], help="words that the name must contain")
+    parser.add_argument("--pack", action="store_true", help="pack what is there, train nothing")
     args = parser.parse_args()
+    if args.pack:
+        for half in args.half:
+            pack(args.out / half, HERE / "runs" / f"{half}.tar.xz")
+        return
     import torch
 
     torch.set_num_threads(1)

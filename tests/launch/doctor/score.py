@@ -1,14 +1,16 @@
 """Counts how the doctor, and other tools where they are installed, do on planted faults.
 
-    python tests/launch/doctor/score.py FOLDER [--verbose]
+    python tests/launch/doctor/score.py report [--verbose] [--export OTHER]
 
-FOLDER holds the runs of `plant.py`. A fault is named first if the first finding is one of the
-rules that stand for it, and a finding on a healthy run is a false alarm.
+Reads an archive of runs/ (`set`, `report`), or a folder that `plant.py` filled. A fault is named
+first if the first finding is one of the rules that stand for it; a finding on a healthy run is a
+false alarm.
 """
 
 import argparse
 import json
-import sys
+import tarfile
+import tempfile
 from collections import defaultdict
 from pathlib import Path
 
@@ -51,11 +53,55 @@ def summary(rows):
     return {world: dict(c) for world, c in counts.items()}
 
 
+NAMES = {
+    "reward": "reward", "reward_std": "reward_std", "zero_std_groups": "frac_reward_zero_std",
+    "entropy": "entropy", "kl_ref": "kl", "kl_update": "kl", "grad_norm": "grad_norm",
+    "clip_fraction": "clip_ratio/region_mean", "learning_rate": "learning_rate",
+    "loss_policy": "policy_loss", "loss": "policy_loss", "explained_variance": "explained_variance",
+    "length": "completions/mean_length", "truncated_share": "completions/clipped_ratio",
+}  # fmt: skip
+
+
+def export(folder, target):
+    """Write a run as JSON lines under the names that other tools know."""
+    from polopt.launch.doctor.readers import read
+
+    (log,) = read(folder)
+    rows = defaultdict(dict)
+    for metric, name in NAMES.items():
+        series = log.columns.get(metric)
+        for step, value in zip(series.steps, series.values, strict=True) if series else ():
+            rows[step].setdefault(name, value)
+        if series and series.nonfinite:
+            rows[series.first_nonfinite][name] = float("nan")
+    lines = [json.dumps({"step": int(step), **rows[step]}) for step in sorted(rows)]
+    target.write_text("\n".join(lines) + "\n")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, metavar="HALF")
     parser.add_argument("--verbose", action="store_true", help="the runs that went wrong")
+    parser.add_argument("--export", type=Path, help="write what peers.py reads into this folder")
     args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        if not args.folder.is_dir():
+            unpack(str(args.folder), Path(scratch))
+            args.folder = Path(scratch)
+        show(args)
+
+
+def unpack(half, target):
+    """Unpack the runs of a half."""
+    with tarfile.open(Path(__file__).parent / "runs" / f"{half}.tar.xz") as archive:
+        archive.extractall(target, filter="data")
+
+
+def show(args):
+    if args.export:
+        args.export.mkdir(parents=True, exist_ok=True)
+        for meta in sorted(args.folder.glob("*/case.json")):
+            export(meta.parent, args.export / f"{meta.parent.name}.jsonl")
     rows = score(args.folder)
     if args.verbose:
         for row in rows:
@@ -68,8 +114,7 @@ def main():
     print("| world | " + " | ".join(keys) + " |\n| --- |" + " --- |" * len(keys))
     for world, c in summary(rows).items():
         print(f"| {world} | " + " | ".join(str(c.get(k, 0)) for k in keys) + " |")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

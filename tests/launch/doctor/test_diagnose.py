@@ -2,10 +2,12 @@
 
 import math
 import re
+from pathlib import Path
 
 import pytest
 
 from polopt.launch.doctor import predicates
+from polopt.launch.doctor.catalog import replace_tables
 from polopt.launch.doctor.diagnose import diagnose, preflight
 from polopt.launch.doctor.log import Log, Mention, Series
 from polopt.launch.doctor.names import FRAMEWORKS, aliases, parameter, table
@@ -59,6 +61,11 @@ def test_every_rule_has_remedies_in_every_framework():
                     assert parameter(name, framework, kind)
         assert rule.cause.strip()
         assert rule.source.strip()
+
+
+def test_the_tables_of_the_document_are_those_of_the_rules():
+    text = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text()
+    assert replace_tables(text) == text, "python -m polopt.launch.doctor.catalog docs/doctor.md"
 
 
 def test_names_of_metrics_are_unique_in_each_framework():

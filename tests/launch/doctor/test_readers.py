@@ -133,13 +133,16 @@ def test_a_damaged_event_file_is_read_as_far_as_it_is_whole(tmp_path):
         writer.scalars(step, {"return_mean": step})
     writer.close()
     (file,) = tmp_path.iterdir()
-    file.write_bytes(file.read_bytes()[:-5])
-    assert one(tmp_path).columns["reward"].values == [1, 2, 3, 4]
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-5])
+    found = one(tmp_path)
+    assert found.columns["reward"].values == [1, 2, 3, 4]
+    assert found.notes == ["the end of the file is cut off, what is whole was read"]
     length = struct.pack("<Q", 2**60)  # a record that claims to be an exabyte
-    file.write_bytes(file.read_bytes()[:-30] + length + checksum(length))
-    assert "cannot be read" in " ".join(one(tmp_path).notes) or "cut off" in " ".join(
-        one(tmp_path).notes
-    )
+    file.write_bytes(whole + length + checksum(length))
+    found = one(tmp_path)
+    assert found.columns["reward"].values == [1, 2, 3, 4, 5]
+    assert found.notes == ["a line that cannot be read was left out"]
 
 
 def test_verl_console_with_colours_prefixes_and_an_oom(tmp_path):
@@ -205,7 +208,7 @@ def test_a_cut_and_a_damaged_line(tmp_path):
     )
     found = one(write(tmp_path / "a.jsonl", text))
     assert "cut off" in found.notes[0]
-    assert "1 lines cannot be read" in found.notes[1] or "2 lines" in found.notes[1]
+    assert found.notes[1] == "2 lines that cannot be read were left out"
 
 
 @pytest.mark.parametrize(
@@ -262,13 +265,12 @@ def test_a_huge_log_in_bounded_memory(tmp_path):
 
     path = tmp_path / "huge.jsonl"
     with path.open("wb") as file:
-        file.write(rows(50, return_mean=float).encode())
-        file.write(b'{"step": 51, "junk": "')
-        for _ in range(1024):
-            file.write(b"x" * (1 << 20))
+        file.write(rows(500, return_mean=float).encode())
+        file.write(b'{"step": 501, "junk": "')
+        file.seek(1 << 30, 1)  # a hole, which takes no room on the disk
         file.write(b'"}\n')
         text = "".join(
-            json.dumps({"step": i, "return_mean": 1.0}) + "\n" for i in range(52, 200_000)
+            json.dumps({"step": i, "return_mean": 1.0}) + "\n" for i in range(502, 200_000)
         )
         file.write(text.encode())
     assert path.stat().st_size > 1 << 30
@@ -277,4 +279,4 @@ def test_a_huge_log_in_bounded_memory(tmp_path):
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 100 * 1024  # KB
     assert found.rows == 199_998
-    assert found.notes == ["1 lines cannot be read and were left out"]
+    assert found.notes == ["a line that cannot be read was left out"]
