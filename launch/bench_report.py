@@ -68,20 +68,25 @@ def write(folder: Path, runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     write_json(folder / "results.json", {"environment": describe(), "rows": rows, "runs": runs})
     write_text(folder / "table.md", table(rows) + "\n")
     for task, algorithm in dict.fromkeys((r["task"], r["algorithm"]) for r in rows):
-        curves = {
-            library: _mean_curve(
-                [r["curve"] for r in runs if _key(r) == (task, algorithm, library)]
-            )
-            for library in dict.fromkeys(
-                r["library"] for r in rows if (r["task"], r["algorithm"]) == (task, algorithm)
-            )
+        seeds = {
+            key[2]: [r["curve"] for r in runs if _key(r) == key]
+            for key in _keys(runs)
+            if key[:2] == (task, algorithm)
         }
+        over_frames = {library: _over_frames(curves) for library, curves in seeds.items()}
         write_curves(
             folder / f"{task}-{algorithm}.svg",
-            curves,
-            title=f"{task}, {algorithm}: mean over seeds, each until it reached the bar",
+            {
+                library: [(frame, interquartile_mean(values)) for frame, values in points]
+                for library, points in over_frames.items()
+            },
+            title=f"{task}, {algorithm}: mean and range of seeds, each until the bar",
             x="frames",
             y="greedy return",
+            bands={
+                library: [(frame, min(values), max(values)) for frame, values in points]
+                for library, points in over_frames.items()
+            },
         )
     return rows
 
@@ -97,16 +102,17 @@ def _key(entry: dict[str, Any]) -> tuple[str, str, str]:
     return entry["task"], entry["algorithm"], entry["library"]
 
 
-def _mean_curve(curves: Sequence[Sequence[Sequence[float]]]) -> list[tuple[float, float]]:
-    """Average over seeds at every frame that one was looked at; those that ended stay there."""
+def _over_frames(
+    curves: Sequence[Sequence[Sequence[float]]],
+) -> list[tuple[float, list[float]]]:
+    """Return the returns of all seeds at every frame that one was looked at.
+
+    Those that ended stay where they are; frames before all seeds were looked at are left out.
+    """
     first = max(points[0][0] for points in curves)
     frames = sorted({frame for points in curves for frame, _ in points if frame >= first})
     return [
-        (
-            frame,
-            interquartile_mean([[v for f, v in points if f <= frame][-1] for points in curves]),
-        )
-        for frame in frames
+        (frame, [[v for f, v in points if f <= frame][-1] for points in curves]) for frame in frames
     ]
 
 

@@ -12,6 +12,7 @@ from polopt.launch.bench_report import summarise
 from polopt.launch.bench_table import ENTRIES, GOALS, Entry
 from polopt.launch.cli import main
 from polopt.launch.statistics import interquartile_mean, interval
+from polopt.launch.train import find_recipe
 
 
 def test_interquartile_mean_by_hand():
@@ -106,6 +107,8 @@ def test_every_entry_names_a_function_and_goals():
         module, name = entry.function.split(":")
         assert callable(getattr(importlib.import_module(module), name))
         assert {(task, entry.algorithm) for task in entry.tasks} <= set(GOALS)
+        for task in entry.tasks if entry.library == "polopt" else ():
+            assert find_recipe(f"{task}-{entry.algorithm}").is_file()
     assert {task for task, _ in GOALS} == set(TASKS)
 
 
@@ -130,7 +133,6 @@ def test_settings_of_the_zoo_fit_our_recipe():
     from polopt.launch.bench_ours import ZOO
     from polopt.launch.job import prepare
     from polopt.launch.recipe import load
-    from polopt.launch.train import find_recipe
 
     job = prepare(load(find_recipe("cartpole-ppo"), ZOO), name="zoo")
     assert job.arithmetic()["optimizer_steps_per_batch"] == 20
