@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -116,15 +117,14 @@ class GymnasiumEnv(VectorEnv):
             choices = list(action.clamp(*self._bounds).numpy())
         else:
             choices = (action + self._first).tolist()
-        observation, flags = self._observation.clone(), self._flags.clone()
-        reward = torch.zeros(self.batch_size)
-        over = flags.any(0).tolist()
+        over = self._flags.any(0).tolist()
+        # Rows of arrays: to write a row of a tensor costs more than many simulators need.
+        seen, flags = self._observation.numpy().copy(), self._flags.numpy().copy()
+        paid = np.zeros(len(choices), np.float32)
         for row, choice in enumerate(choices):
-            if over[row]:
-                continue
-            seen, paid, terminated, truncated, _ = self._envs[row].step(choice)
-            observation[row], reward[row] = _floats(seen), float(paid)
-            flags[0, row], flags[1, row] = bool(terminated), bool(truncated)
+            if not over[row]:
+                seen[row], paid[row], flags[0, row], flags[1, row], _ = self._envs[row].step(choice)
+        observation, reward, flags = map(torch.from_numpy, (seen, paid, flags))
         self._observation, self._flags = observation, flags
         return observation, reward, flags[0], flags[1]
 
