@@ -151,14 +151,18 @@ def not_grown(series: Series, factor: float, part: float = 0.2) -> Seen:
 
 def rising(series: Series, share: float = 0.9) -> Seen:
     """A share of ten neighbouring parts have a mean above that of the part before."""
-    size = len(series) // 10
-    if size < 1:
+    parts = _tenths(series)
+    if sum(b > a for a, b in pairwise(parts)) < share * 9:
         return None
-    parts = [statistics.fmean(series.values[i * size : (i + 1) * size]) for i in range(10)]
-    up = sum(b > a for a, b in pairwise(parts))
-    if up < share * 9:
+    return f"rises steadily from {show(parts[0])} to {show(parts[-1])}", *_span(series)
+
+
+def falling(series: Series, share: float = 0.9) -> Seen:
+    """A share of ten neighbouring parts have a mean below that of the part before."""
+    parts = _tenths(series)
+    if sum(b < a for a, b in pairwise(parts)) < share * 9:
         return None
-    return f"rises from {show(parts[0])} to {show(parts[-1])} without a break", *_span(series)
+    return f"falls steadily from {show(parts[0])} to {show(parts[-1])}", *_span(series)
 
 
 def not_at_best(series: Series, part: float = 0.2, near: float = 0.05) -> Seen:
@@ -217,7 +221,7 @@ PREDICATES: Mapping[str, Callable[..., Seen]] = {
     f.__name__: f
     for f in (
         nonfinite, above, below, spikes, grown, not_grown, shrunk, risen, not_risen, fallen,
-        not_fallen, rising, not_at_best, constant, collapsed, beyond_size, within_size,
+        not_fallen, rising, falling, not_at_best, constant, collapsed, beyond_size, within_size,
     )
 }  # fmt: skip
 """Tests of a metric, by the name that rules use."""
@@ -343,6 +347,14 @@ def _span(series: Series) -> tuple[float, float]:
 
 def _is_number(value: Any) -> bool:  # noqa: ANN401
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _tenths(series: Series) -> list[float]:
+    """Means of ten parts; too short a series is as good as constant."""
+    values, count = series.values, len(series)
+    if count < 10:
+        return [0.0] * 10
+    return [statistics.fmean(values[i * count // 10 : (i + 1) * count // 10]) for i in range(10)]
 
 
 def _ends(series: Series, part: float) -> tuple[float, float]:

@@ -141,8 +141,9 @@ def polopt(case: Case, folder: Path) -> None:
         c["total_frames"] = c["frames_per_batch"] * 100
     if u["epochs"] > 60:
         c["total_frames"] = c["frames_per_batch"] * 12
-    if tree["task"].get("sleep") or tree["task"].get("slower"):
-        c["total_frames"] = c["frames_per_batch"] * 24
+    for fault, count in (("sleep", 12), ("slower", 24)):
+        if tree["task"].get(fault):
+            c["total_frames"] = c["frames_per_batch"] * count
     tree["checkpoints"]["every"] = min(tree["checkpoints"]["every"], c["total_frames"])
     _execute(tree, case, folder)
 

@@ -184,6 +184,8 @@ def test_hints_about_settings_do_not_count_against_a_finished_run():
         ("not_fallen", wave(slope=-0.1, start=10), {}, False),
         ("rising", wave(noise=0.0), {}, True),
         ("rising", wave(slope=0.0), {}, False),
+        ("falling", wave(slope=-1.0, noise=0.0), {}, True),
+        ("falling", [9.0] * 10 + [1.0] * 10, {}, False),
         ("constant", [5.0] * 10, {}, True),
         ("constant", [5.0] * 9 + [5.1], {}, False),
         ("collapsed", wave(30) + [0.0] * 30, {}, True),
