@@ -133,6 +133,6 @@ def _value(value: Any) -> Any:  # noqa: ANN401
     """Return a setting as one value: of a schedule, the largest that it takes."""
     if not isinstance(value, Mapping):
         return value
-    parts = [_value(value[k]) for k in ("start", "end", "value", "then", "target") if k in value]
+    parts = [_value(value[k]) for k in ("start", "end", "value", "then") if k in value]
     numbers = [p for p in parts if isinstance(p, int | float)]
     return max(numbers) if numbers else dict(value)

@@ -104,7 +104,7 @@ def test_many_passes_are_told_from_a_high_learning_rate_by_the_setting():
         "kl_update": wave(start=0.5, slope=0, noise=0.1),
         "clip_fraction": wave(start=0.6, slope=0, noise=0.05),
     }
-    assert found(log(settings={"epochs": 60}, **columns))[0] == "too-many-epochs"
+    assert found(log(settings={"epochs": 28}, **columns))[0] == "too-many-epochs"
     assert found(log(settings={"epochs": 8}, **columns))[0] == "lr-too-high"
 
 
