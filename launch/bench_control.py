@@ -22,6 +22,7 @@ evaluations are left out.
   sb3         stable-baselines3 with rl-zoo3's values: pip install stable-baselines3
   cleanrl     a script of our own with the values of CleanRL's PPO
   torchrl     TorchRL's own environment, collector, GAE and loss, with its example's values
+  torchrl-zoo the same with rl-zoo3's values (cartpole alone)
 
 What a library does not train is left out, and so is a library that is not installed, which is
 said. The folder of the results has a table (Markdown), results.json and a picture of the curves

@@ -119,6 +119,12 @@ ENTRIES = (
         tasks=_CLASSIC,
         function="polopt.launch.bench_torchrl:ppo",
     ),
+    Entry(
+        library="torchrl-zoo",
+        algorithm="ppo",
+        tasks=("cartpole",),
+        function="polopt.launch.bench_torchrl:zoo",
+    ),
 )
 """In the order in which they run. Ours train the recipe `<task>-<algorithm>`."""
 

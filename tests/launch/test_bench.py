@@ -153,7 +153,7 @@ def test_a_run_that_fails_is_named_and_its_output_kept(tmp_path, capfd, monkeypa
 
 @pytest.mark.slow
 def test_every_library_that_needs_nothing_more(tmp_path, capfd):
-    libraries = ["polopt", "polopt-zoo", "cleanrl", "torchrl"]
+    libraries = ["polopt", "polopt-zoo", "cleanrl", "torchrl", "torchrl-zoo"]
     words = ["--tasks", "cartpole", "--libraries", *libraries, "--seeds", "3", "--frames", "2048"]
     assert main(["bench", "control", *words, "--runs", str(tmp_path), "--json"]) == 0
     answer = json.loads(capfd.readouterr().out)
