@@ -13,7 +13,7 @@ from polopt.launch.job import COMMON, loss_names, processes, seed, task_names
 from polopt.launch.recipe import RecipeError, build, call, check_keys, complete
 from polopt.losses import Algorithm, gae
 from polopt.losses.controllers import observe_all, states_of
-from polopt.losses.schedules import Coefficient
+from polopt.losses.schedules import Coefficient, check_coefficient
 
 if TYPE_CHECKING:
     from polopt.launch.run import Run
@@ -148,6 +148,7 @@ class Optimizer:
     def __post_init__(self) -> None:
         check_positive(self, "eps")
         check_positive(self, "lr")
+        check_coefficient("lr", self.lr)
 
 
 @dataclass(frozen=True, kw_only=True)

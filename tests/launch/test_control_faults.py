@@ -245,6 +245,7 @@ def test_variants_state_only_what_differs(recipe):
         ("collector.not_finite=skip", "'collector.not_finite': .* got 'skip'"),
         ("optimizer.lr=.inf", "lr must be finite, got inf"),
         ("optimizer.lr=.nan", "lr must be positive, got nan"),
+        ("optimizer.lr={use: Linear, start: 1.0, end: -1.0, steps: 9}", "at least 0, got -1.0"),
         ("optimizer.eps=.inf", "eps must be finite, got inf"),
         ("evaluation.stop_at=.nan", "stop_at must be a number, or null .* got nan"),
         ("evaluation.stop_at=.inf", "stop_at must be a number, or null .* got inf"),
