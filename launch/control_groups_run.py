@@ -184,7 +184,10 @@ class _Grouped:
             self.barren = None
             return
         self.barren += 1 + sampled.rounds
-        if self.barren > self.job.algorithm.sampling.max_rounds:
+        # Every group has then been through a whole episode, and its refills besides.
+        steps, longest = self.job.groups.segment, self.job.task.max_steps
+        episode = 1 if steps is None else math.ceil(longest / steps)
+        if self.barren >= episode + self.job.algorithm.sampling.max_rounds:
             raise RecipeError(
                 f"{self.job.task.name}: in the first {self.barren} rounds no group had spread, the "
                 f"{self.job.groups.size} rollouts from each state had the same outcome, so that "

@@ -211,6 +211,11 @@ class DynamicSampling:
                 "refill 'correct' goes by answers that are right or wrong, a rollout has an "
                 "outcome: use refill='reward'"
             )
+        if sampling.at_bound == "stop":
+            raise ValueError(
+                "at_bound 'stop' is for language models: use at_bound='train', a run whose groups "
+                "never have spread ends by itself"
+            )
         for name in ("overlong_cache", "drop_truncated"):
             if value := getattr(sampling, name):
                 raise ValueError(
