@@ -57,8 +57,8 @@ class BanditJob:
     def train(self, run: "Run") -> dict[str, Any]:
         """Play all runs, and return their regret.
 
-        The values that the rule sees are the mean rewards so far, 0 before any; its schedules
-        count the plays of a run.
+        The values that the rule sees are the mean rewards of the arms so far; an arm never
+        pulled has that of all pulls. Its schedules count the plays of a run.
         """
         import torch
 
@@ -79,7 +79,9 @@ class BanditJob:
         points = {round(10 ** (k / _POINTS)) for k in range(math.ceil(_POINTS * 12))}
         ones = torch.ones(play.runs, 1)
         while done < play.plays and not run.should_stop():
-            chosen = explorer(sums / counts.clamp(min=1.0), done).unsqueeze(-1)
+            overall = sums.sum(-1, keepdim=True) / max(done, 1)
+            values = torch.where(counts > 0, sums / counts.clamp(min=1.0), overall)
+            chosen = explorer(values, done).unsqueeze(-1)
             paid = task.pull(chosen.squeeze(-1), rewards).unsqueeze(-1)
             sums.scatter_add_(-1, chosen, paid)
             counts.scatter_add_(-1, chosen, ones)
