@@ -2,12 +2,14 @@
 
 import importlib.util
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from polopt.envs.text import TextTask
+from polopt.ext.vllm.server import EngineSettings
 from polopt.launch.job import COMMON, loss_names, processes, seed, task_names
 from polopt.launch.recipe import RecipeError, build, call, check_keys, complete
 from polopt.losses import Algorithm
@@ -80,6 +82,7 @@ class LlmJob:
     evaluation: Evaluation
     batch: "Batch"
     trim_padding: bool
+    engine: EngineSettings | None = None
 
     def arithmetic(self) -> dict[str, Any]:
         """See `Job`."""
@@ -219,7 +222,7 @@ def prepare(tree: dict[str, Any], *, name: str) -> LlmJob:
     Raises:
         RecipeError: If the recipe is wrong.
     """
-    check_keys(tree, (*COMMON, "model", "trainer", "evaluation"))
+    check_keys(tree, (*COMMON, "model", "trainer", "evaluation", "vllm"))
     for section in ("model", "algorithm", "trainer"):
         if not isinstance(tree.get(section), dict):
             raise RecipeError(f"a text task needs the section {section!r}, a mapping of settings")
@@ -240,6 +243,7 @@ def prepare(tree: dict[str, Any], *, name: str) -> LlmJob:
             f"got {type(model).__name__}"
         )
     evaluation = call(Evaluation, tree.get("evaluation", {}), "evaluation")
+    engine = _engine(tree)
     trainer, batch = _trainer(tree["trainer"], world, seed(tree), algorithm, task)
     tree = {
         **tree,
@@ -247,6 +251,7 @@ def prepare(tree: dict[str, Any], *, name: str) -> LlmJob:
         "trainer": trainer,
         "evaluation": asdict(evaluation),
         "launch": {"processes": world},
+        **({} if engine is None else {"vllm": asdict(engine)}),
     }
     return LlmJob(
         name=name,
@@ -258,7 +263,20 @@ def prepare(tree: dict[str, Any], *, name: str) -> LlmJob:
         evaluation=evaluation,
         batch=batch,
         trim_padding=trainer["trim_padding"],
+        engine=engine,
     )
+
+
+def _engine(tree: Mapping[str, Any]) -> EngineSettings | None:
+    """Return how vLLM is started, or None where transformers generates."""
+    if tree["trainer"].get("use_vllm"):
+        return call(EngineSettings, tree.get("vllm", {}), "vllm")
+    if "vllm" in tree:
+        raise RecipeError(
+            "the section 'vllm' has no effect without trainer.use_vllm=true: set that, or leave "
+            "the section out"
+        )
+    return None
 
 
 def _trainer(
@@ -350,7 +368,9 @@ def _config(trainer: Mapping[str, Any], **owned: Any) -> "GRPOConfig":  # noqa: 
         **{key: value for key, value in owned.items() if key in known},
         **{key: value for key, value in trainer.items() if key != "trim_padding"},
     }
-    config = call(GRPOConfig, values, "trainer")
+    with warnings.catch_warnings():  # TRL still uses names that transformers renames
+        warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+        config = call(GRPOConfig, values, "trainer")
     _check_ranges(config)
     try:
         check_config(config)

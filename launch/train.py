@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from polopt.ext.vllm.errors import ServerError, StartError
 from polopt.launch.doctor.command import check_recipe
 from polopt.launch.doctor.live import Watch
 from polopt.launch.files import read_json, write_json
@@ -308,7 +309,8 @@ def _execute(job: Job, run: Run, signals: Signals) -> Result:
         print(f"polopt: {error}", file=sys.stderr)
         summary |= {"status": "failed", "error": str(error)}
         code = 2
-    except FloatingPointError as error:  # a diagnosis, not a fault of the program
+    except (FloatingPointError, ServerError, StartError) as error:
+        # A diagnosis, not a fault of the program.
         print(f"polopt: {error}", file=sys.stderr)
         summary |= {"status": "failed", "error": str(error)}
         code = 1

@@ -16,23 +16,11 @@ from torch import Tensor
 from trl.generation.vllm_client import VLLMClient
 from urllib3.util.retry import Retry
 
+from polopt.ext.vllm.errors import ServerError
 from polopt.ext.vllm.plugin import BACKENDS
 from polopt.ext.vllm.wire import broadcast, chunks, describe, join, open_store, pack
 
-__all__ = ["ServerError", "WeightClient"]
-
-
-class ServerError(RuntimeError):
-    """The server did not do what it was asked, or does not hold the trainer's weights.
-
-    Args:
-        message: What and why.
-        refused: The server answered that the request is wrong: another would say the same.
-    """
-
-    def __init__(self, message: str, *, refused: bool = False) -> None:
-        super().__init__(message)
-        self.refused = refused
+__all__ = ["WeightClient"]
 
 
 class WeightClient(VLLMClient):

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest import mock
@@ -12,10 +13,11 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
-from polopt.ext.vllm.client import ServerError, WeightClient
+from polopt.ext.vllm.client import WeightClient
 from polopt.ext.vllm.engines import load
+from polopt.ext.vllm.errors import ServerError, StartError
 from polopt.ext.vllm.plugin import register
-from polopt.ext.vllm.server import Server, StartError
+from polopt.ext.vllm.server import Server
 
 __all__ = ["Generation", "installed"]
 
@@ -54,6 +56,9 @@ class Generation(VLLMGeneration):
 
     def _init_vllm(self) -> None:
         register()  # in this process, should the package not be installed with its entry points
+        if self.accelerator.device.type == "cpu":
+            # The engine in this very process: weights are handed over, and start-up is quicker.
+            os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         with contextlib.ExitStack() as stack:
             for name, made, settings in (
                 ("LLM", vllm_generation.LLM, self._engine),

@@ -22,20 +22,17 @@ from typing import Any
 from urllib.request import urlopen
 
 from polopt.ext.vllm.auth import KEY
+from polopt.ext.vllm.errors import StartError
 
-__all__ = ["Server", "ServerSettings", "StartError"]
+__all__ = ["EngineSettings", "Server", "has_gpu"]
 
 _GRACE = 10.0
 """Seconds between asking a process group to end and ending it."""
 
 
-class StartError(RuntimeError):
-    """The server did not come up; the message has the end of its log."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class ServerSettings:
-    """How a server is started.
+class EngineSettings:
+    """How vLLM is started, in a server; the first five do not matter in the trainer's process.
 
     Attributes:
         host: The address that it listens on: loopback, or that of one interface which only
@@ -44,18 +41,20 @@ class ServerSettings:
         port: 0 takes any that is free.
         backend: How weights arrive: `nccl` (GPUs), `gloo` (any host), `safetensors` (a shared
             folder). None takes nccl where there is a GPU, else gloo.
-        dtype: Of the served weights, as vLLM's flag.
+        trainer_host: The trainer's address, as the server reaches it.
+        start_seconds: The longest wait until the server is healthy.
+        dtype: Of the weights that generate, as vLLM's flag.
         max_model_length: Tokens of prompt and answer; None takes the model's.
-        start_seconds: The longest wait until it is healthy.
-        flags: Further flags of vLLM's server by name, without the dashes.
+        flags: Further engine arguments of vLLM by name, without the dashes.
     """
 
     host: str = "127.0.0.1"
     port: int = 0
     backend: str | None = None
+    trainer_host: str = "127.0.0.1"
+    start_seconds: float = 300.0
     dtype: str = "auto"
     max_model_length: int | None = None
-    start_seconds: float = 300.0
     flags: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -70,6 +69,13 @@ class ServerSettings:
             raise ValueError(f"backend must be nccl, gloo or safetensors, got {self.backend!r}")
         if not self.start_seconds > 0:
             raise ValueError(f"start_seconds must be positive, got {self.start_seconds}")
+        if self.max_model_length is not None and self.max_model_length < 1:
+            raise ValueError(f"max_model_length must be at least 1, got {self.max_model_length}")
+
+    def arguments(self, *, gpu: bool) -> dict[str, Any]:
+        """Return the arguments of `vllm.LLM` for an engine in the trainer's process."""
+        given = {"dtype": self.dtype} | ({} if gpu else {"enforce_eager": True})
+        return given | {name.replace("-", "_"): value for name, value in self.flags.items()}
 
 
 class Server:
@@ -87,7 +93,7 @@ class Server:
     """
 
     def __init__(
-        self, model: str, settings: ServerSettings, log: Path, *, key: str | None = None
+        self, model: str, settings: EngineSettings, log: Path, *, key: str | None = None
     ) -> None:
         self.model, self.settings, self.log = model, settings, log
         self.key = secrets.token_urlsafe(24) if key is None else key
@@ -142,7 +148,7 @@ class Server:
             raise StartError(
                 f"port {self.port} of {self.settings.host} is taken: choose another, or 0 for any"
             )
-        gpu = _has_gpu()
+        gpu = has_gpu()
         environment = {
             **os.environ,
             KEY: self.key,
@@ -222,7 +228,8 @@ def _is_every_interface(host: str) -> bool:
         return host in ("", "*")
 
 
-def _has_gpu() -> bool:
+def has_gpu() -> bool:
+    """Whether torch sees a GPU."""
     import torch
 
     return torch.cuda.is_available()

@@ -12,7 +12,8 @@ import time
 import pytest
 
 from polopt.ext.vllm import server as module
-from polopt.ext.vllm.server import Server, ServerSettings, StartError
+from polopt.ext.vllm.errors import StartError
+from polopt.ext.vllm.server import EngineSettings, Server
 
 FAKE = textwrap.dedent("""
     import http.server, subprocess, sys
@@ -35,7 +36,7 @@ class Fake(Server):
 
 
 def fake(tmp_path, program=FAKE, **settings):
-    made = Fake("model", ServerSettings(**settings), tmp_path / "server.log")
+    made = Fake("model", EngineSettings(**settings), tmp_path / "server.log")
     made.program = program
     return made
 
@@ -117,20 +118,20 @@ def test_a_port_that_is_taken(tmp_path):
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "*"])
 def test_every_interface_is_refused(host):
     with pytest.raises(ValueError, match="is every interface"):
-        ServerSettings(host=host)
+        EngineSettings(host=host)
 
 
 def test_wrong_settings():
     with pytest.raises(ValueError, match="backend must be nccl, gloo or safetensors, got 'mpi'"):
-        ServerSettings(backend="mpi")
+        EngineSettings(backend="mpi")
     with pytest.raises(ValueError, match="port must be from 0 to 65535, got 70000"):
-        ServerSettings(port=70000)
+        EngineSettings(port=70000)
     with pytest.raises(ValueError, match="start_seconds must be positive, got 0"):
-        ServerSettings(start_seconds=0)
+        EngineSettings(start_seconds=0)
 
 
 def test_the_command_line(tmp_path):
-    settings = ServerSettings(
+    settings = EngineSettings(
         port=1234, max_model_length=64, flags={"max_num_seqs": 8, "lora": None, "x": {"a": 1}}
     )
     words = Server("folder", settings, tmp_path / "log", key="k").command(gpu=True)
