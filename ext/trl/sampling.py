@@ -4,9 +4,10 @@ Groups are replaced before anything is computed on them.
 """
 
 import copy
+import functools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from transformers.utils import logging
 from polopt.ext.trl.scoring import ScoringTrainer
 from polopt.losses import combine_rewards, drop_truncated, informative, soft_overlong
 
-__all__ = ["PromptStream", "RefillingTrainer", "Rollout", "weighted"]
+__all__ = ["PromptStream", "RefillingTrainer", "Rollout", "weighted", "without_empty"]
 
 _IDS, _COMPLETIONS, _EXTRA, _IMAGES = 1, 3, 5, 6  # positions in what `_generate` returns
 
@@ -112,6 +113,27 @@ class RefillingTrainer(ScoringTrainer):
         if self._rewards is None:  # else `_generate` had to know them already
             self._rewards = super()._calculate_rewards(*args, **kwargs)
         return self._rewards
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:  # noqa: ANN401
+        ids, logprobs = super()._generate_single_turn(*args, **kwargs)
+        return self._without_empty(ids, logprobs)
+
+    def _without_empty(self, ids: list, logprobs: list | None) -> tuple[list, list | None]:
+        """Return answers without any token, which TRL fails on, as an end of the text alone.
+
+        What the sampler thought of that is not known: NaN, which counts as what the policy thinks.
+        """
+        empty = [i for i, answer in enumerate(ids) if not len(answer)]
+        if empty:
+            ids, end = list(ids), self.eos_token_ids[0]
+            logprobs = None if logprobs is None else list(logprobs)
+            for i in empty:
+                ids[i] = [end]
+                if logprobs is not None:
+                    logprobs[i] = [math.nan]
+            mode = "train" if self.model.training else "eval"
+            self._metrics[mode]["sampling/empty_answers"].append(len(empty))
+        return ids, logprobs
 
     def _local(self, size: int) -> slice:
         rank = self.accelerator.process_index
@@ -283,6 +305,23 @@ class RefillingTrainer(ScoringTrainer):
         self.reward_func_names.append("soft_overlong")
         self.reward_processing_classes.append(None)
         self.reward_weights = torch.cat([self.reward_weights, torch.ones(1)])
+
+
+def without_empty(rollout: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Return a `rollout_func` whose answers all have a token; see `RefillingTrainer`."""
+
+    @functools.wraps(rollout)
+    def filled(prompts: list[Any], trainer: RefillingTrainer) -> dict[str, Any]:
+        out = dict(rollout(prompts, trainer))
+        if "completion_ids" in out and "logprobs" in out:  # else TRL names what is missing
+            own = [list(mask) or [1] for mask in out.get("env_mask") or ()]
+            out.update({"env_mask": own} if own else {})
+            out["completion_ids"], out["logprobs"] = trainer._without_empty(
+                out["completion_ids"], out["logprobs"]
+            )
+        return out
+
+    return filled
 
 
 def weighted(rewards: Tensor, weights: Tensor, scorers: int) -> Tensor:

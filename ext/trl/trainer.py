@@ -32,7 +32,12 @@ from polopt.ext.trl.config import (
 from polopt.ext.trl.metrics import Window, step_metrics
 from polopt.ext.trl.padding import Padding
 from polopt.ext.trl.rewards import checked_rewards
-from polopt.ext.trl.sampling import PromptStream, RefillingTrainer, weighted
+from polopt.ext.trl.sampling import (
+    PromptStream,
+    RefillingTrainer,
+    weighted,
+    without_empty,
+)
 from polopt.ext.trl.selection import select_window
 from polopt.losses import (
     Algorithm,
@@ -102,6 +107,8 @@ class PolicyTrainer(RefillingTrainer):
             )
         refill = algorithm.sampling.refill is not None
         check_rollouts(algorithm, kwargs)
+        if (rollout := kwargs.get("rollout_func")) is not None:
+            kwargs["rollout_func"] = without_empty(rollout)
         self.algorithm = copy.deepcopy(algorithm)  # its controllers change
         self.correct_at = correct_at
         self.policy_loss = PolicyLoss(resolve(algorithm.objective, 0))

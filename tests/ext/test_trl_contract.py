@@ -27,6 +27,9 @@ SOURCE = inspect.getsource(GRPOTrainer)
         ("training_step", ["self", "model", "inputs", "num_items_in_batch"]),
         ("_load_optimizer_and_scheduler", ["self", "checkpoint"]),
         ("_save_checkpoint", ["self", "model", "trial"]),
+        ("_get_output_dir", ["self", "trial"]),
+        ("create_model_card", ["self", "model_name", "dataset_name", "tags"]),
+        ("_load_from_checkpoint", ["self", "resume_from_checkpoint", "model"]),
     ],
 )
 def test_method(method, parameters):
@@ -42,6 +45,26 @@ def test_log_probs_take_what_is_passed():
     calls = source.count("self._get_per_token_logps_and_entropies(")
     assert calls == 3
     assert source.count("batch_size=batch_size,") == calls
+
+
+def test_a_turn_returns_ids_and_log_probs():
+    *_, last = inspect.getsource(inspect.unwrap(GRPOTrainer._generate_single_turn)).split("return ")
+    assert last.strip() == "completion_ids, logprobs"
+
+
+def test_a_checkpoint_goes_where_the_output_folder_is():
+    """Ours is staged: Trainer asks for the folder once, and removes older ones after writing."""
+    from transformers import Trainer
+
+    source = inspect.getsource(Trainer._save_checkpoint)
+    assert source.count("self._get_output_dir(trial=trial)") == 1
+    assert source.index("rotate_checkpoints(") > source.index("self.state.save_to_json(")
+    assert "output_dir=run_dir" in source
+
+
+def test_the_table_of_completions():
+    for column in ("prompt", "completion", "rewards", "advantages", "extra"):
+        assert f'self._logs["{column}"]' in SOURCE
 
 
 def test_generate_returns_lists_in_this_order():
@@ -62,6 +85,12 @@ def test_generate_returns_lists_in_this_order():
         "_step",
         "_metrics",
         "_pending_extra_logs",
+        "_pending_metrics",
+        "_tokenizer",
+        "eos_token_ids",
+        "generation_config",
+        "reward_func_names",
+        "reward_processing_classes",
         "pad_to_multiple_of",
         "reward_weights",
         "num_generations",

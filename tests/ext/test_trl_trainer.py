@@ -183,3 +183,33 @@ def test_a_sampler_that_differs_is_measured_and_corrected(tmp_path):
     plain = setup.build(PolicyTrainer, tmp_path / "own", algorithm=rule, config={"max_steps": 1})
     plain.train()
     assert not logs(plain, "mismatch/kl")  # the policy sampled for itself
+
+
+def test_empty_answers_are_ends_of_the_text(tmp_path):
+    """TRL fails on them; here they are an end of sequence that the sampler did not return."""
+    seen = []
+
+    def rollout(prompts, trainer):
+        out = sampled_elsewhere(prompts, trainer)
+        out["completion_ids"][1], out["logprobs"][1] = [], []
+        out["env_mask"] = [[1] * len(ids) for ids in out["completion_ids"]]
+        return out
+
+    class Seen(PolicyTrainer):
+        def _compute_loss(self, model, inputs):
+            seen.append(inputs)
+            return super()._compute_loss(model, inputs)
+
+    trainer = setup.build(
+        Seen, tmp_path, algorithm=setup.algorithm("dapo"), rollout_func=rollout,
+        config={"max_steps": 1, "eval_strategy": "no"},
+    )  # fmt: skip
+    start = weights(trainer).clone()
+    trainer.train()
+    assert logs(trainer, "sampling/empty_answers") == [1.0]
+    (batch,) = seen
+    lengths = batch["loss_mask"].sum(1)
+    (alone,) = batch["completion_ids"][lengths == 1]
+    assert alone[0] == 1  # the end of the text, which is trained on
+    assert (weights(trainer) - start).abs().max() > 1e-4
+    assert torch.isfinite(weights(trainer)).all()
