@@ -99,7 +99,7 @@ def read(
     report = {
         **counts,
         "kept": len(keep),
-        "share_dropped": 1.0 - len(keep) / len(prompts),
+        "share_dropped": (len(prompts) - len(keep)) / len(prompts),
         "longest": longest,
     }
     return rows if len(keep) == len(prompts) else rows.select(keep), report
