@@ -83,13 +83,17 @@ def test_at_full_correction_the_expected_update_is_the_uniform_one(compiled: boo
     errors = torch.rand(64, generator=generator)
     gradient = errors + torch.rand(64, generator=generator)
     priorities = filled(errors, compiled=compiled, beta=1.0, alpha=1.0, eps=0.05)
-    total, scale = 0.0, 0.0
+    total, scale, by_batch, batch_scale = 0.0, 0.0, 0.0, 0.0
     for _ in range(4000):
         slots, weights, _ = priorities.sample(8)
         total += float((weights * gradient[slots]).sum())
         scale += float(weights.sum())
-    # The maximum over each batch would be 5 % off here, towards large errors.
+        weights = weights / weights.max()
+        by_batch += float((weights * gradient[slots]).sum())
+        batch_scale += float(weights.sum())
     assert total / scale == pytest.approx(float(gradient.mean()), rel=0.01)
+    # With the maximum of each batch it would lean towards large errors.
+    assert by_batch / batch_scale > 1.04 * float(gradient.mean())
     # The length of the step is the same for all batches: N times the smallest probability.
     p = errors.double() + 0.05
     assert scale / (4000 * 8) == pytest.approx(float(64 * p.min() / p.sum()), rel=0.02)
