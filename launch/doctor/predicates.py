@@ -45,9 +45,9 @@ Seen = tuple[str, float, float] | None
 """What a predicate returns: text, first and last step."""
 
 
-def nonfinite(series: Series) -> Seen:
-    """Any value is NaN or infinite."""
-    if not series.nonfinite:
+def nonfinite(series: Series, share: float = 0.0) -> Seen:
+    """Any value is NaN or infinite, or at least a share of them."""
+    if not series.nonfinite or series.nonfinite < share * (series.nonfinite + len(series)):
         return None
     times = "once" if series.nonfinite == 1 else f"{series.nonfinite} times"
     first = series.first_nonfinite

@@ -328,7 +328,11 @@ def build_log(
     framework = framework or framework_of(series) or FRAMEWORKS[0]
     log = Log(source=source, framework=framework, kind=kind or "control")
     order = list(aliases(framework))
-    for logged in sorted(series, key=lambda n: order.index(n) if n in order else len(order)):
+
+    def rank(logged: str) -> tuple[int, int]:  # of several that fit `x/*`, the one with faults
+        return order.index(logged) if logged in order else len(order), -series[logged].nonfinite
+
+    for logged in sorted(series, key=rank):
         alias = canonical(logged, framework)
         if alias is None or alias.name in log.columns:
             continue

@@ -30,7 +30,7 @@ import yaml
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-SEEDS = {"set": (0, 1, 2), "report": (11, 12)}
+SEEDS = {"set": 0, "report": 11}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ _STRENGTHS = {
 
 def cases(half: str) -> Iterator[Case]:
     """Yield the runs of a half."""
-    seeds = SEEDS[half]
+    seed = SEEDS[half]
     for table, world, on in (
         ("polopt", "polopt", {"set": "cartpole", "report": "pendulum"}[half]),
         ("sb3", "sb3", "cartpole"),
@@ -87,7 +87,7 @@ def cases(half: str) -> Iterator[Case]:
         for row in FAULTS[table]:
             for strength in _STRENGTHS[half, world]:
                 yield Case(
-                    world=world, half=half, base=on, seed=seeds[0], settings=row[strength],
+                    world=world, half=half, base=on, seed=seed, settings=row[strength],
                     fault=row["fault"], strength=strength, accept=tuple(row["accept"]),
                     others=tuple(row.get("others", ())),
                 )  # fmt: skip
@@ -98,8 +98,7 @@ def cases(half: str) -> Iterator[Case]:
         ("trl", ("grpo", "dr_grpo", "dapo")),
     ):
         for on in bases:
-            for seed in seeds if world == "polopt" else seeds[:1]:
-                yield Case(world=world, half=half, base=on, seed=seed, settings={})
+            yield Case(world=world, half=half, base=on, seed=seed, settings={})
 
 
 # --- how each is run -----------------------------------------------------------------------------
@@ -176,7 +175,7 @@ _CACHE = {"task": {"use": "planted:text"}, "model": {
 }}  # fmt: skip
 _TRAINER = {
     "per_device_train_batch_size": 64, "num_generations": 8, "max_completion_length": 4,
-    "learning_rate": 1e-3, "lr_scheduler_type": "constant", "max_steps": 30, "logging_steps": 1,
+    "learning_rate": 1e-3, "lr_scheduler_type": "constant", "max_steps": 24, "logging_steps": 1,
     "save_strategy": "no",
 }  # fmt: skip
 
@@ -268,20 +267,20 @@ def sb3(case: Case, folder: Path) -> None:
     # The wrapper goes inside the monitor: what is logged is what the agent gets.
     env = make_vec_env(lambda: Wrapped(gym.make(name)), n_envs=count, seed=case.seed)
     kind, total, values = {
-        "cartpole": (library.PPO, 8_192, {
+        "cartpole": (library.PPO, 5_120, {
             "n_steps": 64, "batch_size": 64, "n_epochs": 10, "learning_rate": 1e-3,
             "gae_lambda": 0.9, "gamma": 0.98,
         }),
-        "pendulum": (library.PPO, 16_000, {
+        "pendulum": (library.PPO, 12_000, {
             "n_steps": 200, "batch_size": 200, "n_epochs": 8, "learning_rate": 1e-3, "gamma": 0.9,
         }),
-        "a2c": (library.A2C, 10_000, {"n_steps": 8, "learning_rate": 1e-3}),
-        "dqn": (library.DQN, 12_000, {
+        "a2c": (library.A2C, 6_000, {"n_steps": 8, "learning_rate": 1e-3}),
+        "dqn": (library.DQN, 8_000, {
             "learning_rate": 2.3e-3, "buffer_size": 20_000, "learning_starts": 1000,
             "train_freq": 256, "gradient_steps": 64, "exploration_fraction": 0.2,
             "exploration_final_eps": 0.04, "target_update_interval": 10,
         }),
-        "sac": (library.SAC, 2_400, {
+        "sac": (library.SAC, 1_600, {
             "learning_rate": 1e-3, "learning_starts": 500,
             "policy_kwargs": {"net_arch": [64, 64]},
         }),

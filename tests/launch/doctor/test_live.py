@@ -98,3 +98,39 @@ def test_beside_a_trainer_of_transformers():
     assert control.should_save
     assert control.should_training_stop
     assert list(callback.watch.found) == ["nonfinite"]
+
+
+@pytest.mark.slow
+def test_a_run_of_trl_without_rewards_is_saved_and_ended(tmp_path, monkeypatch):
+    pytest.importorskip("trl")
+    pytest.importorskip("reasoning_gym")
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import GRPOConfig, GRPOTrainer
+
+    from polopt.envs.text import arithmetic
+    from polopt.ext.trl.models import TinyQwen3
+    from polopt.launch.doctor.callback import DoctorCallback
+    from polopt.launch.doctor.readers import read
+
+    monkeypatch.setenv("POLOPT_CACHE", str(tmp_path / "cache"))
+    task = arithmetic(terms=(2, 2), digits=(1, 1), train_size=32, evaluation_size=8)
+    source = TinyQwen3(hidden_size=16, warmup_steps=1).make(task)
+    args = GRPOConfig(
+        str(tmp_path / "out"), per_device_train_batch_size=8, max_completion_length=2,
+        max_steps=12, logging_steps=1, save_strategy="no", use_cpu=True, bf16=False,
+        report_to="none", disable_tqdm=True, dataloader_pin_memory=False,
+    )  # fmt: skip
+    trainer = GRPOTrainer(
+        AutoModelForCausalLM.from_pretrained(source),
+        [lambda completions, **_: [None] * len(completions)],
+        args,
+        train_dataset=Dataset.from_list([dict(row) for row in task.train]),
+        processing_class=AutoTokenizer.from_pretrained(source, padding_side="left"),
+        callbacks=[DoctorCallback(on_fatal="stop", every=8)],
+    )
+    trainer.train()
+    assert trainer.state.global_step < 12
+    (log,) = read(tmp_path / "out")  # its checkpoint
+    assert log.framework == "trl"
+    assert log.columns["reward_part"].nonfinite == log.rows
