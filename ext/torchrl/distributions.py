@@ -74,7 +74,7 @@ class TanhNormal(Distribution):
     def __init__(self, loc: Tensor, scale: Tensor, low: Tensor, high: Tensor) -> None:
         self.loc, self.scale = loc, scale
         self._half, self._middle = (high - low) / 2, (high + low) / 2
-        self._last: tuple[Tensor, Tensor] | None = None
+        self._last: tuple[Tensor, Tensor, Tensor] | None = None
         super().__init__(loc.shape[:-1], loc.shape[-1:], validate_args=False)
 
     @property
@@ -92,17 +92,17 @@ class TanhNormal(Distribution):
         noise = torch.randn(torch.Size(sample_shape) + self.loc.shape).to(self.loc)
         before = self.loc + self.scale * noise
         action = before.tanh() * self._half + self._middle
-        self._last = action, before
+        self._last = action, before, noise
         return action
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-densities [...] of actions [..., A] in nats."""
         if self._last is not None and self._last[0] is value:
-            before = self._last[1]
+            _, before, noise = self._last
         else:
             edge = 1 - torch.finfo(value.dtype).eps
             before = ((value - self._middle) / self._half).clamp(-edge, edge).atanh()
-        squared = ((before - self.loc) / self.scale).square()
-        gaussian = -0.5 * (squared + math.log(2 * math.pi)) - self.scale.log()
+            noise = (before - self.loc) / self.scale
+        gaussian = -0.5 * (noise.square() + math.log(2 * math.pi)) - self.scale.log()
         slope = 2 * (math.log(2) - before - F.softplus(-2 * before)) + self._half.log()
         return (gaussian - slope).sum(-1)

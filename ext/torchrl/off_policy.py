@@ -30,13 +30,12 @@ from torchrl.objectives.value import TD0Estimator
 
 from polopt.envs.batched import VectorEnv
 from polopt.ext.metrics import Stopwatch
-from polopt.ext.torchrl.networks import distribution_of
 from polopt.ext.torchrl.off_policy_networks import (
-    deterministic_actor,
-    gaussian_actor,
-    logit_actor,
-    q_of_actions,
-    q_of_state_action,
+    DeterministicPolicy,
+    GaussianPolicy,
+    LogitPolicy,
+    QOfActions,
+    QOfStateAction,
     widths_of,
 )
 from polopt.losses import OffPolicy
@@ -44,6 +43,7 @@ from polopt.losses import OffPolicy
 __all__ = ["OffPolicyUpdate"]
 
 _SHARED = {"reduction": "none", "use_prioritized_weights": False}
+_TWINS = {**_SHARED, "deactivate_vmap": True}  # on a CPU two products are faster than a batched one
 
 
 class OffPolicyUpdate:
@@ -100,7 +100,7 @@ class OffPolicyUpdate:
         """Return actions drawn from the policy, or the greedy ones of those that have none."""
         if self.algorithm.entropy is None:
             return self.act(observation)
-        return distribution_of(self.loss.actor_network)(observation).sample()
+        return self.loss.actor_network.distribution(observation).sample()
 
     def values(self, observation: Tensor) -> Tensor:
         """Return DQN's values of all actions, [N, A], for observations [N, O]."""
@@ -169,8 +169,10 @@ class OffPolicyUpdate:
         total.backward()
         watch.lap("backward")
         if self.max_grad_norm is not None:
-            for parameter in self._parameters:  # each network is one
-                torch.nn.utils.clip_grad_norm_(parameter, self.max_grad_norm)
+            for parameter in self._parameters:  # each network is one, and twins are
+                if parameter.grad is not None:
+                    norm = parameter.grad.norm()
+                    parameter.grad.mul_((self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         self.optimizer.step()
         if self.updates % algorithm.target_every == 0:
             self._targets.step()
@@ -208,13 +210,13 @@ class _Wiring:
 
 def _make_sac(algorithm: OffPolicy, env: VectorEnv, hidden: Sequence[int]) -> LossModule:
     loss = SACLoss(
-        gaussian_actor(env, hidden),
-        [q_of_state_action(env, hidden) for _ in range(2)],
+        GaussianPolicy(env, hidden),
+        [QOfStateAction(env, hidden) for _ in range(2)],
         loss_function=algorithm.value_loss,
         action_spec=env.action_spec_unbatched,
         scalar_output_mode="exclude",
         **_entropy(algorithm),
-        **_SHARED,
+        **_TWINS,
     )
     loss.make_value_estimator(gamma=algorithm.gamma)
     return loss
@@ -222,14 +224,14 @@ def _make_sac(algorithm: OffPolicy, env: VectorEnv, hidden: Sequence[int]) -> Lo
 
 def _make_discrete_sac(algorithm: OffPolicy, env: VectorEnv, hidden: Sequence[int]) -> LossModule:
     loss = DiscreteSACLoss(
-        logit_actor(env, hidden),
-        [q_of_actions(env, hidden) for _ in range(2)],
+        LogitPolicy(env, hidden),
+        [QOfActions(env, hidden) for _ in range(2)],
         loss_function=algorithm.value_loss,
         action_space=env.action_spec_unbatched,
         num_actions=widths_of(env)[1],
         scalar_output_mode="exclude",
         **_entropy(algorithm),
-        **_SHARED,
+        **_TWINS,
     )
     loss.make_value_estimator(gamma=algorithm.gamma)
     return loss
@@ -239,13 +241,13 @@ def _make_td3(algorithm: OffPolicy, env: VectorEnv, hidden: Sequence[int]) -> Lo
     space = env.action_spec_unbatched.space
     half = (space.high - space.low) / 2
     loss = TD3Loss(
-        deterministic_actor(env, hidden),
-        [q_of_state_action(env, hidden) for _ in range(2)],
+        DeterministicPolicy(env, hidden),
+        [QOfStateAction(env, hidden) for _ in range(2)],
         bounds=(space.low, space.high),
         loss_function=algorithm.value_loss,
         policy_noise=algorithm.smoothing.noise * half,
         noise_clip=algorithm.smoothing.clip * half,
-        **_SHARED,
+        **_TWINS,
     )
     loss.make_value_estimator(gamma=algorithm.gamma)
     return loss
@@ -253,8 +255,8 @@ def _make_td3(algorithm: OffPolicy, env: VectorEnv, hidden: Sequence[int]) -> Lo
 
 def _make_ddpg(algorithm: OffPolicy, env: VectorEnv, hidden: Sequence[int]) -> LossModule:
     loss = DDPGLoss(
-        deterministic_actor(env, hidden),
-        q_of_state_action(env, hidden),
+        DeterministicPolicy(env, hidden),
+        QOfStateAction(env, hidden),
         loss_function=algorithm.value_loss,
         delay_actor=True,
         delay_value=True,
@@ -266,7 +268,7 @@ def _make_ddpg(algorithm: OffPolicy, env: VectorEnv, hidden: Sequence[int]) -> L
 
 def _make_dqn(algorithm: OffPolicy, env: VectorEnv, hidden: Sequence[int]) -> LossModule:
     loss = DQNLoss(
-        q_of_actions(env, hidden),
+        QOfActions(env, hidden),
         loss_function=algorithm.value_loss,
         delay_value=True,
         double_dqn=algorithm.double,
@@ -326,11 +328,11 @@ def _ddpg_policy(loss: LossModule, batch: TensorDictBase) -> Terms:
 
 
 def _act_by_distribution(loss: LossModule, observation: Tensor) -> Tensor:
-    return distribution_of(loss.actor_network)(observation).deterministic_sample
+    return loss.actor_network.distribution(observation).deterministic_sample
 
 
 def _act_by_network(loss: LossModule, observation: Tensor) -> Tensor:
-    return loss.actor_network.module(observation)
+    return loss.actor_network.action(observation)
 
 
 def _act_by_value(loss: LossModule, observation: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Networks of off-policy algorithms: few parameters to carry, few entries to write.
 
 TorchRL's losses swap parameters in and out of a module several times in each step, and each
-parameter costs. So a network here is one parameter, which optimizers and target updates like too.
+parameter costs. So a network here is one parameter, which optimizers and target updates like too,
+and its module reads and writes entries without the layers of `TensorDictModule` between.
 """
 
 import math
@@ -10,21 +11,20 @@ from itertools import pairwise
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule, TensorDictModuleBase
+from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchrl.envs import EnvBase
-from torchrl.modules import ProbabilisticActor
 
 from polopt.ext.torchrl.distributions import Categorical, TanhNormal
 
 __all__ = [
+    "DeterministicPolicy",
+    "GaussianPolicy",
+    "LogitPolicy",
     "Mlp",
-    "deterministic_actor",
-    "gaussian_actor",
-    "logit_actor",
-    "q_of_actions",
-    "q_of_state_action",
+    "QOfActions",
+    "QOfStateAction",
     "widths_of",
 ]
 
@@ -58,47 +58,6 @@ class Mlp(nn.Module):
         return x
 
 
-class _Gaussian(nn.Module):
-    """Means, and standard deviations within [e^−20, e^2]."""
-
-    def __init__(self, net: Mlp) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        loc, log_scale = self.net(observation).chunk(2, -1)
-        return loc, log_scale.clamp(-20.0, 2.0).exp()
-
-
-class _Bounded(nn.Module):
-    """Actions in their range."""
-
-    def __init__(self, net: Mlp, low: Tensor, high: Tensor) -> None:
-        super().__init__()
-        self.net, self.half, self.middle = net, (high - low) / 2, (high + low) / 2
-
-    def forward(self, observation: Tensor) -> Tensor:
-        return self.net(observation).tanh() * self.half + self.middle
-
-
-class _QOfActions(TensorDictModuleBase):
-    """What TorchRL's `QValueActor` writes for categorical actions, without one-hot detours."""
-
-    in_keys = ("observation",)
-    out_keys = ("action_value", "action", "chosen_action_value")
-
-    def __init__(self, net: Mlp) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        value = self.net(tensordict.get("observation"))
-        best, action = value.max(-1, keepdim=True)
-        tensordict.set("action_value", value)
-        tensordict.set("action", action.squeeze(-1))
-        return tensordict.set("chosen_action_value", best)
-
-
 def widths_of(env: EnvBase) -> tuple[int, int]:
     """Return the lengths of observations and of actions, or how many discrete actions there are.
 
@@ -110,43 +69,142 @@ def widths_of(env: EnvBase) -> tuple[int, int]:
     return width, space.shape[-1] if space.shape else space.space.n
 
 
-def gaussian_actor(env: EnvBase, hidden: Sequence[int]) -> ProbabilisticActor:
-    """Build SAC's policy: a Gaussian through tanh, scaled to the range of each action."""
-    observed, acted = widths_of(env)
-    space = env.action_spec_unbatched.space
-    net = _Gaussian(Mlp((observed, *hidden, 2 * acted)))
-    return ProbabilisticActor(
-        TensorDictModule(net, in_keys=["observation"], out_keys=["loc", "scale"]),
-        in_keys=["loc", "scale"],
-        distribution_class=TanhNormal,
-        distribution_kwargs={"low": space.low, "high": space.high},
-    )
+class GaussianPolicy(TensorDictModuleBase):
+    """SAC's policy: a Gaussian through tanh, scaled to the range of each action.
+
+    Standard deviations before tanh are within [e^−20, e^2].
+
+    Args:
+        env: Says what is observed and done.
+        hidden: Widths of the layers.
+    """
+
+    in_keys = ("observation",)
+    out_keys = ("action",)
+    dist_sample_keys = ("action",)  # as TorchRL's losses ask for it
+    log_prob_keys = ("action_log_prob",)
+
+    def __init__(self, env: EnvBase, hidden: Sequence[int]) -> None:
+        super().__init__()
+        observed, acted = widths_of(env)
+        space = env.action_spec_unbatched.space
+        self.net, self._low, self._high = Mlp((observed, *hidden, 2 * acted)), space.low, space.high
+
+    def distribution(self, observation: Tensor) -> TanhNormal:
+        """Return the distribution of actions [N, A] for observations [N, O]."""
+        loc, log_scale = self.net(observation).chunk(2, -1)
+        return TanhNormal(loc, log_scale.clamp(-20.0, 2.0).exp(), self._low, self._high)
+
+    def get_dist(self, tensordict: TensorDictBase) -> TanhNormal:
+        """Return the distribution, as TorchRL's losses ask for it."""
+        return self.distribution(tensordict.get("observation"))
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Draw an action."""
+        return tensordict.set("action", self.get_dist(tensordict).sample())
 
 
-def logit_actor(env: EnvBase, hidden: Sequence[int]) -> ProbabilisticActor:
-    """Build discrete SAC's policy."""
-    net = Mlp((widths_of(env)[0], *hidden, widths_of(env)[1]))
-    return ProbabilisticActor(
-        TensorDictModule(net, in_keys=["observation"], out_keys=["logits"]),
-        in_keys=["logits"],
-        distribution_class=Categorical,
-    )
+class LogitPolicy(TensorDictModuleBase):
+    """Discrete SAC's policy.
+
+    Args:
+        env: Says what is observed and done.
+        hidden: Widths of the layers.
+    """
+
+    in_keys = ("observation",)
+    out_keys = ("action",)
+    dist_sample_keys = ("action",)  # as TorchRL's losses ask for it
+    log_prob_keys = ("action_log_prob",)
+
+    def __init__(self, env: EnvBase, hidden: Sequence[int]) -> None:
+        super().__init__()
+        observed, acted = widths_of(env)
+        self.net = Mlp((observed, *hidden, acted))
+
+    def distribution(self, observation: Tensor) -> Categorical:
+        """Return the distribution of actions [N] for observations [N, O]."""
+        return Categorical(self.net(observation))
+
+    def get_dist(self, tensordict: TensorDictBase) -> Categorical:
+        """Return the distribution, as TorchRL's losses ask for it."""
+        return self.distribution(tensordict.get("observation"))
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Draw an action."""
+        return tensordict.set("action", self.get_dist(tensordict).sample())
 
 
-def deterministic_actor(env: EnvBase, hidden: Sequence[int]) -> TensorDictModule:
-    """Build the policy of TD3 and DDPG: tanh, scaled to the range of each action."""
-    observed, acted = widths_of(env)
-    space = env.action_spec_unbatched.space
-    net = _Bounded(Mlp((observed, *hidden, acted)), space.low, space.high)
-    return TensorDictModule(net, in_keys=["observation"], out_keys=["action"])
+class DeterministicPolicy(TensorDictModuleBase):
+    """The policy of TD3 and DDPG: tanh, scaled to the range of each action.
+
+    Args:
+        env: Says what is observed and done.
+        hidden: Widths of the layers.
+    """
+
+    in_keys = ("observation",)
+    out_keys = ("action",)
+
+    def __init__(self, env: EnvBase, hidden: Sequence[int]) -> None:
+        super().__init__()
+        observed, acted = widths_of(env)
+        space = env.action_spec_unbatched.space
+        self.net = Mlp((observed, *hidden, acted))
+        self._half, self._middle = (space.high - space.low) / 2, (space.high + space.low) / 2
+
+    def action(self, observation: Tensor) -> Tensor:
+        """Return actions [N, A] for observations [N, O]."""
+        return self.net(observation).tanh() * self._half + self._middle
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write the action."""
+        return tensordict.set("action", self.action(tensordict.get("observation")))
 
 
-def q_of_state_action(env: EnvBase, hidden: Sequence[int]) -> TensorDictModule:
-    """Build a critic of observations and continuous actions."""
-    net = Mlp((sum(widths_of(env)), *hidden, 1))
-    return TensorDictModule(net, in_keys=["observation", "action"], out_keys=["state_action_value"])
+class QOfStateAction(TensorDictModuleBase):
+    """A critic of observations and continuous actions; writes `state_action_value` [N, 1].
+
+    Args:
+        env: Says what is observed and done.
+        hidden: Widths of the layers.
+    """
+
+    in_keys = ("observation", "action")
+    out_keys = ("state_action_value",)
+
+    def __init__(self, env: EnvBase, hidden: Sequence[int]) -> None:
+        super().__init__()
+        self.net = Mlp((sum(widths_of(env)), *hidden, 1))
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write the value."""
+        value = self.net(tensordict.get("observation"), tensordict.get("action"))
+        return tensordict.set("state_action_value", value)
 
 
-def q_of_actions(env: EnvBase, hidden: Sequence[int]) -> TensorDictModuleBase:
-    """Build a critic with one value for each discrete action."""
-    return _QOfActions(Mlp((widths_of(env)[0], *hidden, widths_of(env)[1])))
+class QOfActions(TensorDictModuleBase):
+    """A critic with one value for each discrete action, [N, A].
+
+    It writes what TorchRL's `QValueActor` writes for categorical actions.
+
+    Args:
+        env: Says what is observed and done.
+        hidden: Widths of the layers.
+    """
+
+    in_keys = ("observation",)
+    out_keys = ("action_value", "action", "chosen_action_value")
+
+    def __init__(self, env: EnvBase, hidden: Sequence[int]) -> None:
+        super().__init__()
+        observed, acted = widths_of(env)
+        self.net = Mlp((observed, *hidden, acted))
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write the values, the best action and its value."""
+        value = self.net(tensordict.get("observation"))
+        best, action = value.max(-1, keepdim=True)
+        tensordict.set("action_value", value)
+        tensordict.set("action", action.squeeze(-1))
+        return tensordict.set("chosen_action_value", best)

@@ -59,9 +59,9 @@ def q(made, params, observation, action):
     """Values [2, n] of both critics."""
     net = copy.deepcopy(made.loss.qvalue_network)
     values = []
-    for weights in params["module"]["weights"].detach():
-        net.module.weights = nn.Parameter(weights.clone())
-        values.append(net.module(observation, action).squeeze(-1))
+    for weights in params["net"]["weights"].detach():
+        net.net.weights = nn.Parameter(weights.clone())
+        values.append(net.net(observation, action).squeeze(-1))
     return torch.stack(values).detach()
 
 
@@ -121,7 +121,7 @@ def test_td3_policy_and_targets_wait_for_the_delay():
 
 def test_ddpg_by_hand():
     made, data = update(ddpg), batch(ddpg)
-    critic, observation = made.loss.value_network.module, data["next", "observation"]
+    critic, observation = made.loss.value_network.net, data["next", "observation"]
     later = critic(observation, made.act(observation)).squeeze(-1)
     y = data["next", "reward"].squeeze(-1) + GAMMA * alive(data) * later
     error = critic(data["observation"], data["action"]).squeeze(-1) - y
@@ -173,7 +173,7 @@ def test_discrete_sac_by_hand():
         return torch.stack(out).detach()
 
     def policy(observation):
-        return made.loss.actor_network[0].module(observation).log_softmax(-1)
+        return made.loss.actor_network.net(observation).log_softmax(-1)
 
     log_p = policy(data["next", "observation"])
     later = values(made.loss.target_qvalue_network_params, data["next", "observation"]).amin(0)
