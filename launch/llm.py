@@ -370,8 +370,6 @@ def _config(trainer: Mapping[str, Any], **owned: Any) -> "GRPOConfig":  # noqa: 
     }
     with warnings.catch_warnings():  # TRL still uses names that transformers renames
         warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-        with warnings.catch_warnings():  # TRL still uses names that transformers renames
-        warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
         config = call(GRPOConfig, values, "trainer")
     _check_ranges(config)
     try:
