@@ -19,7 +19,8 @@ evaluations are left out.
 
   polopt      the recipes <task>-<algorithm>
   polopt-zoo  the recipe cartpole-ppo with rl-zoo3's values, those of sb3
-  sb3         stable-baselines3 with rl-zoo3's values: pip install stable-baselines3
+  sb3         stable-baselines3: pip install stable-baselines3; PPO with rl-zoo3's values,
+              algorithms with replay with those of our recipes
   cleanrl     a script of our own with the values of CleanRL's PPO
   torchrl     TorchRL's own environment, collector, GAE and loss, with its example's values
   torchrl-zoo the same with rl-zoo3's values (cartpole alone)

@@ -86,11 +86,23 @@ GOALS = {
     ("mountaincar", "ppo"): Goal(bar=-110.0, frames=1_000_000),
     ("mountaincar-continuous", "ppo"): Goal(bar=90.0),
     ("lunarlander", "ppo"): Goal(bar=200.0, frames=1_000_000, every=16_384),
+    ("cartpole", "dqn"): Goal(bar=475.0, frames=100_000),
+    ("pendulum", "sac"): Goal(bar=-200.0, frames=40_000),
+    ("pendulum", "td3"): Goal(bar=-200.0, frames=40_000),
+    ("pendulum", "ddpg"): Goal(bar=-200.0, frames=40_000),
+    ("mountaincar-continuous", "td3"): Goal(bar=90.0, frames=100_000, every=4096),
 }
 """By task and algorithm, in the order of the tables."""
 
 _CLASSIC = ("cartpole", "acrobot", "pendulum")
 _ALL = (*_CLASSIC, "mountaincar", "mountaincar-continuous", "lunarlander")
+
+_REPLAYING = {
+    "dqn": ("cartpole",),
+    "sac": ("pendulum",),
+    "td3": ("pendulum", "mountaincar-continuous"),
+    "ddpg": ("pendulum",),
+}
 
 ENTRIES = (
     Entry(library="polopt", algorithm="ppo", tasks=_ALL, function="polopt.launch.bench_ours:ours"),
@@ -124,6 +136,14 @@ ENTRIES = (
         algorithm="ppo",
         tasks=("cartpole",),
         function="polopt.launch.bench_torchrl:zoo",
+    ),
+    *(
+        Entry(library=library, algorithm=algorithm, tasks=tasks, function=function, package=package)
+        for algorithm, tasks in _REPLAYING.items()
+        for library, function, package in (
+            ("polopt", "polopt.launch.bench_ours:ours", None),
+            ("sb3", "polopt.launch.bench_off_policy:sb3", "stable_baselines3"),
+        )
     ),
 )
 """In the order in which they run. Ours train the recipe `<task>-<algorithm>`."""

@@ -164,3 +164,25 @@ def test_a_loss_that_is_not_finite_is_told(tmp_path):
     (tmp_path / "run").mkdir()
     with pytest.raises(FloatingPointError, match=r"with a lower optimizer\.lr"):
         prepared.train(Run(tmp_path / "run", prepared.tree))
+
+
+def test_stable_baselines3_is_given_our_values():
+    """What it is given, for every comparison of the table."""
+    pytest.importorskip("stable_baselines3")
+    from polopt.launch.bench_off_policy import values_of
+    from polopt.launch.bench_table import GOALS
+
+    for task, algorithm in GOALS:
+        if algorithm != "ppo":
+            values_of(prepare(load(find_recipe(f"{task}-{algorithm}")), name="test"))
+    values = values_of(prepare(load(find_recipe(CARTPOLE)), name="test"))
+    # 8 environments, 128 frames and 32 steps in a round: 50 optimizer steps are 200 frames.
+    assert (values["train_freq"], values["gradient_steps"]) == (16, 32)
+    assert values["target_update_interval"] == 200
+    assert values["exploration_fraction"] == 0.1
+    assert values["learning_rate"](1.0) == 2e-3
+    values = values_of(prepare(load(find_recipe("mountaincar-continuous-td3")), name="test"))
+    assert values["policy_delay"] == 2
+    assert len(values["action_noise"].noises) == 8
+    with pytest.raises(ValueError, match="cannot be given the values of"):
+        values_of(job(CARTPOLE, PER))
