@@ -233,8 +233,16 @@ def algorithm_names() -> dict[str, Callable[..., Any]]:
 
 def exploration_names() -> dict[str, Callable[..., Any]]:
     """Return the short names for `exploration`: its rules, and schedules."""
-    public = _public("polopt.ext.torchrl.exploration")
-    return {**_public("polopt.losses.schedules"), **public}
+    from polopt.ext.torchrl.exploration import Rule
+    from polopt.losses.schedules import Schedule
+
+    public = {**_public("polopt.losses.schedules"), **_public("polopt.ext.torchrl.exploration")}
+    kinds = (Rule, Schedule)
+    return {
+        n: c
+        for n, c in public.items()
+        if isinstance(c, type) and issubclass(c, kinds) and c not in kinds
+    }
 
 
 def _public(module: str) -> dict[str, Callable[..., Any]]:

@@ -14,7 +14,14 @@ from polopt.launch.control import (
     check_positive,
     read_section,
 )
-from polopt.launch.job import COMMON, loss_names, processes, seed, task_names
+from polopt.launch.job import (
+    COMMON,
+    exploration_names,
+    loss_names,
+    processes,
+    seed,
+    task_names,
+)
 from polopt.launch.recipe import RecipeError, build, check_keys, complete
 from polopt.losses import OffPolicy
 from polopt.losses.controllers import states_of
@@ -188,8 +195,6 @@ def prepare(tree: dict[str, Any], *, name: str) -> OffPolicyJob:
     Raises:
         RecipeError: If the recipe is wrong.
     """
-    from polopt.launch.off_policy_run import rule_names  # a missing extra is told now
-
     sections = {
         "collector": Collection,
         "replay": Replay,
@@ -225,7 +230,7 @@ def prepare(tree: dict[str, Any], *, name: str) -> OffPolicyJob:
         check_keys(prioritised, defaults, "replay.prioritised")
         tree["replay"]["prioritised"] = {**defaults, **prioritised}
     tree.setdefault("exploration", None)
-    rule = _exploration(tree, algorithm, rule_names())
+    rule = _exploration(tree, algorithm, exploration_names())
     if states_of(settings["optimizer"]):
         raise RecipeError("'optimizer.lr' must be a number or a schedule")
     total, starts = settings["collector"].total_frames, settings["replay"].learning_starts

@@ -3,7 +3,7 @@
 import copy
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -15,29 +15,17 @@ from torchrl.data.replay_buffers.samplers import RandomSampler
 
 from polopt.envs.finite import FiniteEnv
 from polopt.ext.metrics import Stopwatch
-from polopt.ext.torchrl import exploration
-from polopt.ext.torchrl.exploration import Explorer, Rule
+from polopt.ext.torchrl.exploration import Explorer
 from polopt.ext.torchrl.off_policy import OffPolicyUpdate
 from polopt.ext.torchrl.replay import PrioritizedReplayBuffer, PrioritizedSampler
 from polopt.ext.torchrl.transforms import RewardScaling
 from polopt.ext.torchrl.transitions import NStep, TransitionCollector
 from polopt.launch import control_loop
-from polopt.launch.job import loss_names
 from polopt.launch.off_policy import OffPolicyJob, Replay
 from polopt.launch.run import Run
 from polopt.losses.schedules import Schedule, value_at
 
-__all__ = ["rule_names", "train"]
-
-
-def rule_names() -> dict[str, Callable[..., Any]]:
-    """Return the short names for `exploration`: its rules, and schedules."""
-    public = {name: getattr(exploration, name) for name in exploration.__all__}
-    rules = {n: c for n, c in public.items() if issubclass(c, Rule) and c is not Rule}
-    schedules = {
-        n: c for n, c in loss_names().items() if isinstance(c, type) and issubclass(c, Schedule)
-    }
-    return {**rules, **schedules}
+__all__ = ["train"]
 
 
 def train(job: OffPolicyJob, run: Run) -> dict[str, Any]:
