@@ -389,6 +389,11 @@ def test_two_processes(start, only_run, here, cache):
     assert summary["steps"] == 4
     assert summary["samples"] >= 4 * 16
     assert len(list(cache.iterdir())) == 1
+    saved = only_run() / "checkpoints" / "checkpoint-4"
+    assert {"rng_state_0.pth", "rng_state_1.pth", "polopt.json"} <= {
+        p.name for p in saved.iterdir()
+    }
+    assert not (only_run() / "checkpoints" / ".saving").exists()
     lines = read_metrics(only_run() / "metrics.jsonl")
     assert [line["step"] for line in lines if "eval/accuracy_greedy" in line] == [0, 2, 4]
 
