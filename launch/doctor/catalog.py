@@ -1,7 +1,9 @@
 """The table of rules in Markdown: `python -m polopt.launch.doctor.catalog docs/doctor.md`."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from polopt.launch.doctor.names import meaning
 from polopt.launch.doctor.rules import Rule, rules
@@ -30,7 +32,7 @@ def _row(rule: Rule) -> str:
     return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
 
 
-def _test(test: dict[str, object]) -> str:
+def _test(test: Mapping[str, Any]) -> str:
     rest = {
         k: v for k, v in test.items() if k not in ("metric", "setting", "is", "mention", "absent")
     }

@@ -293,7 +293,7 @@ def _metric(log: Log, test: Mapping[str, Any]) -> Evidence | None:
     series = log.columns.get(test["metric"])
     if series is None:
         return None
-    name = log.names.get(test["metric"], test["metric"])
+    name = str(log.names.get(test["metric"], test["metric"]))
     if "of" in test:
         other = log.columns.get(test["of"])
         scale = other.median() if other else math.nan
@@ -320,7 +320,7 @@ def _setting(log: Log, test: Mapping[str, Any]) -> Evidence | None:
     if test["setting"] not in log.settings:
         return None
     value, bound = log.settings[test["setting"]], test.get("value", 1)
-    name, tail = log.paths.get(test["setting"], test["setting"]), ""
+    name, tail = str(log.paths.get(test["setting"], test["setting"])), ""
     if "of" in test:
         other = log.settings.get(test["of"])
         if not _is_number(other):

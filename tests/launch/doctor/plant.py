@@ -30,7 +30,7 @@ import yaml
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-SEEDS = {"set": 0, "report": 11}
+SEEDS = {"set": (0, 1), "report": (11, 12)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,19 +65,13 @@ class Case:
 FAULTS = yaml.safe_load((HERE / "faults.yaml").read_text())
 
 
-# Our own control loop gets every fault at both strengths in both halves; the others share them.
-_BOTH = ("weak", "strong")
-_STRENGTHS = {
-    ("set", "polopt"): _BOTH, ("set", "sb3"): ("strong",),
-    ("set", "polopt_llm"): ("strong",), ("set", "trl"): ("weak",),
-    ("report", "polopt"): _BOTH, ("report", "sb3"): ("weak",),
-    ("report", "polopt_llm"): ("weak",), ("report", "trl"): ("strong",),
-}  # fmt: skip
+# SB3's runs take the longest: each half has one strength of them.
+_STRENGTHS = {("set", "sb3"): ("strong",), ("report", "sb3"): ("weak",)}
 
 
 def cases(half: str) -> Iterator[Case]:
     """Yield the runs of a half."""
-    seed = SEEDS[half]
+    seeds = SEEDS[half]
     for table, world, on in (
         ("polopt", "polopt", {"set": "cartpole", "report": "pendulum"}[half]),
         ("sb3", "sb3", "cartpole"),
@@ -85,9 +79,9 @@ def cases(half: str) -> Iterator[Case]:
         ("llm", "trl", {"set": "grpo", "report": "dr_grpo"}[half]),
     ):
         for row in FAULTS[table]:
-            for strength in _STRENGTHS[half, world]:
+            for strength in _STRENGTHS.get((half, world), ("weak", "strong")):
                 yield Case(
-                    world=world, half=half, base=on, seed=seed, settings=row[strength],
+                    world=world, half=half, base=on, seed=seeds[0], settings=row[strength],
                     fault=row["fault"], strength=strength, accept=tuple(row["accept"]),
                     others=tuple(row.get("others", ())),
                 )  # fmt: skip
@@ -98,7 +92,8 @@ def cases(half: str) -> Iterator[Case]:
         ("trl", ("grpo", "dr_grpo", "dapo")),
     ):
         for on in bases:
-            yield Case(world=world, half=half, base=on, seed=seed, settings={})
+            for seed in seeds[:1] if world == "sb3" else seeds:
+                yield Case(world=world, half=half, base=on, seed=seed, settings={})
 
 
 # --- how each is run -----------------------------------------------------------------------------
