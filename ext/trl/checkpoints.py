@@ -19,7 +19,8 @@ __all__ = ["STATE", "CheckpointingTrainer", "replace_folder", "sync"]
 STATE = "polopt.json"
 """What polopt adds to a checkpoint of TRL."""
 
-_STAGING = ".saving"  # beside the checkpoints, so that a rename is atomic
+# Beside the checkpoints, so that a rename is atomic; transformers never pushes names with "_".
+_STAGING = "_saving"
 
 
 class CheckpointingTrainer(GRPOTrainer):
@@ -39,6 +40,10 @@ class CheckpointingTrainer(GRPOTrainer):
     def _get_output_dir(self, trial: Any) -> str:  # noqa: ANN401
         return super()._get_output_dir(trial) if self._staging is None else str(self._staging)
 
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if self._staging is None:  # else it moves while it is sent
+            super()._push_from_checkpoint(checkpoint_folder)
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:  # noqa: ANN401
         root, writes = Path(super()._get_output_dir(trial)), self.args.should_save
         name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
@@ -57,6 +62,8 @@ class CheckpointingTrainer(GRPOTrainer):
                 self.state.save_to_json(str(made / "trainer_state.json"))
                 (made / STATE).write_text(json.dumps(self._state_of_run()))
                 replace_folder(made, root / name)
+            if self.args.push_to_hub:
+                self._push_from_checkpoint(str(root / name))
         except (OSError, RuntimeError, SafetensorError) as error:  # torch has no error of its own
             raise OSError(
                 f"cannot write the checkpoint {root / name}: {error}; earlier ones are as they were"

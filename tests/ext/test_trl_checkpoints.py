@@ -121,6 +121,24 @@ def test_the_best_checkpoint_of_transformers_is_found_and_kept(tmp_path):
     torch.testing.assert_close(weights(trainer), vector.detach(), rtol=0, atol=0)
 
 
+def test_what_is_pushed_is_a_whole_checkpoint(tmp_path, monkeypatch):
+    from transformers import Trainer
+
+    pushed = []
+
+    def push(self, folder):
+        pushed.append((Path(folder).name, (Path(folder) / "polopt.json").exists()))
+
+    monkeypatch.setattr(Trainer, "_push_from_checkpoint", push)
+    trainer = setup.build(
+        PolicyTrainer, tmp_path, algorithm=setup.algorithm("dapo"),
+        config={"save_strategy": "steps", "save_steps": 1, "max_steps": 2},
+    )  # fmt: skip
+    trainer.args.push_to_hub = True
+    trainer.train()
+    assert pushed == [("checkpoint-1", True), ("checkpoint-2", True)]
+
+
 def test_the_model_card_says_what_was_trained(tmp_path):
     trainer = setup.build(PolicyTrainer, tmp_path, algorithm=losses.cispo())
     trainer.create_model_card("a-name", "someone/data", ["more"])

@@ -76,7 +76,8 @@ def test_only_degenerate_groups_end_the_training_with_a_word(tmp_path, caplog, m
     monkeypatch.setattr(module.logger, "warning", lambda text, *a, **_: said.append(text % a))
     trainer = setup.refill(tmp_path, kind=Seen, share=1.0, max_rounds=2, max_steps=5)
     assert trainer.state.global_step == 1
-    assert any("No group carried a signal after 2 further rounds" in text for text in said)
+    assert trainer.ended.startswith("No group carried a signal after 2 further rounds")
+    assert trainer.ended in said
     assert logs(trainer, "sampling/groups_short") == [2.0]
     assert logs(trainer, "grad_norm") == [0.0]
 

@@ -393,7 +393,7 @@ def test_two_processes(start, only_run, here, cache):
     assert {"rng_state_0.pth", "rng_state_1.pth", "polopt.json"} <= {
         p.name for p in saved.iterdir()
     }
-    assert not (only_run() / "checkpoints" / ".saving").exists()
+    assert not (only_run() / "checkpoints" / "_saving").exists()
     lines = read_metrics(only_run() / "metrics.jsonl")
     assert [line["step"] for line in lines if "eval/accuracy_greedy" in line] == [0, 2, 4]
 
