@@ -125,7 +125,7 @@ def _merge(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
     """Return `base` with what `tree` states in place of its own."""
     merged = dict(base)
     for key, value in tree.items():
-        old = base.get(key)
+        old: Any = base.get(key)
         both = isinstance(old, dict) and isinstance(value, dict)
         same = both and value.get("use", old.get("use")) == old.get("use")
         merged[key] = _merge(old, value) if same else value

@@ -79,7 +79,7 @@ def train(args: argparse.Namespace, signals: Signals) -> Result:
             print(f"polopt: check: {line}", file=sys.stderr)
     if args.dry_run:
         return _plan(args, job)
-    if kept is not None and (result := _finished(job.tree, kept, Path(args.resume))) is not None:
+    if kept and resume and (result := _finished(job.tree, kept, resume)):
         return result
     if (check := getattr(job, "check_here", None)) is not None:
         check()
