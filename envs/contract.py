@@ -8,6 +8,9 @@ out of its group. It may be `async`. A completion is a text or a list of message
 import functools
 import inspect
 import math
+import os
+import pkgutil
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ __all__ = [
     "RewardError",
     "because",
     "checked",
+    "import_reward",
     "is_async",
     "name_of",
     "scores_of",
@@ -40,6 +44,27 @@ def text_of(completion: Any) -> str:  # noqa: ANN401
     if isinstance(content, list):  # parts, as multimodal templates have them
         content = "".join(part.get("text") or "" for part in content)
     return content or ""
+
+
+def import_reward(name: str) -> Reward:
+    """Return the reward `module:function`; modules of the working folder are found.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    if os.getcwd() not in sys.path:  # like `python -m`, but installed packages come first
+        sys.path.append(os.getcwd())
+    try:
+        if ":" not in name:
+            raise ValueError("there is no colon")
+        found = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
+        raise ValueError(
+            f"cannot import the reward {name!r} ({error}): write module:function"
+        ) from error
+    if not callable(found):
+        raise ValueError(f"the reward {name!r} is not a function, but {found!r}")
+    return found
 
 
 def name_of(reward: Any) -> str:  # noqa: ANN401

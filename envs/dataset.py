@@ -2,15 +2,12 @@
 
 import functools
 import inspect
-import os
-import pkgutil
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from polopt.envs.contract import Reward, name_of
+from polopt.envs.contract import Reward, import_reward, name_of
 from polopt.envs.isolation import Isolated, isolated
 from polopt.envs.prompts import Prompts, digest, hold_out, read
 from polopt.envs.rewards import BySource
@@ -212,7 +209,7 @@ def dataset(
             raise ValueError("eval_split goes with the name of a dataset, not with files")
         other = Source(name=name, config=config, split=eval_split)
     train, evaluation = _parts(source, other, how, train_limit, eval_limit, held_out)
-    found = [_function(r) if isinstance(r, str) else r for r in rewards or []]
+    found = [import_reward(r) if isinstance(r, str) else r for r in rewards or []]
     found = found or [BySource(source_key=source_key)]
     guarded: list[Reward] = list(found)
     if reward_timeout is not None:
@@ -269,20 +266,3 @@ def _parts(
         Rows(lambda: halves()[0], lambda: train_count() - held()),
         Rows(lambda: halves()[1], held),
     )
-
-
-def _function(name: str) -> Reward:
-    """Return the reward `module:function`."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        if ":" not in name:
-            raise ValueError("there is no colon")
-        found = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
-        raise ValueError(
-            f"rewards: cannot import {name!r} ({error}): write module:function"
-        ) from error
-    if not callable(found):
-        raise ValueError(f"rewards: {name!r} is not a function, got {found!r}")
-    return found

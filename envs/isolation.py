@@ -22,7 +22,14 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from polopt.envs.contract import RewardError, because, is_async, name_of, scores_of
+from polopt.envs.contract import (
+    RewardError,
+    because,
+    import_reward,
+    is_async,
+    name_of,
+    scores_of,
+)
 
 __all__ = ["CAUSES", "Isolated", "isolated"]
 
@@ -37,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 def isolated(
-    reward: Callable[..., Any],
+    reward: Callable[..., Any] | str,
     *,
     timeout: float = 10.0,
     workers: int = 2,
@@ -58,8 +65,8 @@ def isolated(
     reward that scores none of a whole batch and of at least 16 samples in a row.
 
     Args:
-        reward: A reward. It is sent to the workers by cloudpickle, so it may be a closure, but
-            may not hold open files, locks or connections.
+        reward: A reward, or the name `module:function` of one. It is sent to the workers by
+            cloudpickle, so it may be a closure, but may not hold open files, locks or connections.
         timeout: Seconds that a call may take.
         workers: Processes, per rank.
         chunk: Completions per call, which fail together; None: the whole batch, for rewards that
@@ -68,6 +75,8 @@ def isolated(
     Raises:
         ValueError: If a number is out of its range, or `reward` is not a function.
     """
+    if isinstance(reward, str):
+        reward = import_reward(reward)
     if not callable(reward) or hasattr(reward, "forward"):
         raise ValueError(f"isolated takes a reward function, got {type(reward).__name__}")
     if not 0 < timeout < float("inf"):

@@ -310,9 +310,9 @@ def test_bad_rows_are_one_sentence(tmp_path, content, settings, message):
         ({"eval_split": "test"}, "eval_split goes with the name of a dataset, not with files"),
         ({"max_prompt_length": 5}, "max_prompt_length is in tokens: name the folder or hub name"),
         ({"max_prompt_length": 0, "tokenizer": "x"}, "max_prompt_length must be at least 1, got 0"),
-        ({"rewards": ["mine"]}, "rewards: cannot import 'mine'.*write module:function"),
-        ({"rewards": ["os:nope"]}, "rewards: cannot import 'os:nope'"),
-        ({"rewards": ["os:sep"]}, "rewards: 'os:sep' is not a function, got '/'"),
+        ({"rewards": ["mine"]}, "cannot import the reward 'mine'.*write module:function"),
+        ({"rewards": ["os:nope"]}, "cannot import the reward 'os:nope'"),
+        ({"rewards": ["os:sep"]}, "the reward 'os:sep' is not a function, but '/'"),
         ({"reward_timeout": 0.0}, "timeout must be a positive number of seconds, got 0.0"),
     ],
 )

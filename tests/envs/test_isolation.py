@@ -137,6 +137,12 @@ def test_closures_and_objects_reach_the_workers(reward):
         held(completions=["a"])
 
 
+def test_a_reward_by_name(reward, tmp_path, monkeypatch):
+    (tmp_path / "by_name.py").write_text("def f(completions, **_):\n    return [2.0, 3.0]\n")
+    monkeypatch.chdir(tmp_path)
+    assert reward("by_name:f", chunk=None)(completions=["a", "b"]) == [2.0, 3.0]
+
+
 def test_a_call_beyond_the_contract_ends_the_run(reward):
     with pytest.raises(RewardError, match="'<lambda>' returned 2 scores, expected a list of 1"):
         reward(lambda **_: [1, 2])(completions=["a"])
@@ -240,7 +246,8 @@ def ends(pid):
         ({"timeout": float("inf")}, "timeout must be a positive number of seconds, got inf"),
         ({"workers": 0}, "workers must be at least 1, got 0"),
         ({"chunk": 0}, "chunk must be at least 1, got 0"),
-        ({"function": "a-reward-model"}, "takes a reward function, got str"),
+        ({"function": "a-reward-model"}, "cannot import the reward 'a-reward-model'"),
+        ({"function": 7}, "takes a reward function, got int"),
     ],
 )
 def test_settings_out_of_range(reward, settings, message):

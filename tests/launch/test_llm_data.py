@@ -165,7 +165,7 @@ def test_a_dry_run_needs_no_files(here, capsys):
         (["task.rewards=[{use: Gsm8]"], {}, "override 'task.rewards"),
         (["task.rewards=[{use: Gsm8}]"], {}, "unknown name 'Gsm8', did you mean 'Gsm8k'"),
         (["task.rewards=[{use: TextFormat}]"], {}, "task.rewards.0: give TextFormat either a pat"),
-        (["task.rewards=[no_module:f]"], {}, "task: rewards: cannot import 'no_module:f'"),
+        (["task.rewards=[no_module:f]"], {}, "task: cannot import the reward 'no_module:f'"),
         (["trainer.reward_weights=[1, 2]"], {}, "one number for each of the task's 1 rewards"),
     ],
 )  # fmt: skip
