@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from polopt import __version__
 from polopt.launch import bench as bench_cli
 from polopt.launch import evaluate as evaluate_cli
+from polopt.launch import serve as serve_cli
 from polopt.launch.doctor import command as doctor_cli
 from polopt.launch.plan import command as plan_cli
 from polopt.launch.result import SPAWNED, Result, rank
@@ -113,6 +114,9 @@ def _parser() -> argparse.ArgumentParser:
             doctor_cli.EPILOG,
         )
     )
+    serve_cli.add_arguments(
+        command("serve", "start the vLLM server of a recipe and keep it up", serve_cli.EPILOG)
+    )
     bench_cli.add_arguments(
         command("bench", "compare with other libraries on the same seeds", bench_cli.EPILOG)
     )
@@ -186,6 +190,8 @@ def _command(name: str) -> Callable[..., Result]:
         return lambda args, signals: Result(**plan_cli.plan_command(args))
     if name == "bench":
         return bench_cli.bench
+    if name == "serve":
+        return serve_cli.serve
     if name == "doctor":
         return doctor_cli.doctor
     if name == "eval":

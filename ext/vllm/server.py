@@ -169,12 +169,18 @@ class Server:
                 env=environment,
                 start_new_session=True,  # Ctrl-C is for the trainer, which ends the server
             )
+        try:
+            self._wait()
+        except BaseException:  # Ctrl-C, too
+            self.stop()
+            raise
+
+    def _wait(self) -> None:
         end = time.monotonic() + self.settings.start_seconds
         while not _healthy(self.url):
             if not self.alive():
                 raise StartError(f"the vLLM server ended while starting; {self._last_words()}")
             if time.monotonic() > end:
-                self.stop()
                 raise StartError(
                     f"the vLLM server was not healthy after {self.settings.start_seconds} s; "
                     f"{self._last_words()}"
