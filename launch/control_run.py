@@ -83,11 +83,14 @@ class _OnPolicy:
         if job.observation_scaling is not None:
             width = self.env.observation_spec["observation"].shape[-1]
             self.observations = ObservationScaling(width, clamp=job.observation_scaling.clamp)
-        make = make_actor
+        hidden, scaling = job.network.hidden, self.observations
         if job.network.policy == "flow":
-            from polopt.ext.torchrl.flows import make_flow_actor as make
-        self.actor = make(self.env, job.network.hidden, scaling=self.observations)
-        self.critic = make_critic(self.env, job.network.hidden, scaling=self.observations)
+            from polopt.ext.torchrl.flows import make_flow_actor
+
+            self.actor = make_flow_actor(self.env, hidden, scaling=scaling)
+        else:
+            self.actor = make_actor(self.env, hidden, scaling=scaling)
+        self.critic = make_critic(self.env, hidden, scaling=scaling)
         self.distribution = distribution_of(self.actor)
         self.parameters = flatten([*self.actor.parameters(), *self.critic.parameters()])
         self.optimizer = torch.optim.Adam(
@@ -216,7 +219,7 @@ class _OnPolicy:
             raise FloatingPointError(
                 f"every environment gave numbers that are not finite before frame {frames}"
             )
-        # What the others earned so far goes on; a broken one begins anew.
+        # What the others earned so far goes on; of a broken one it is not known.
         carried = [(self, "earned")]
         carried += [] if self.scaling is None else [(self.scaling, "running")]
         whole = [getattr(owner, name).masked_fill(broken, 0.0) for owner, name in carried]
@@ -237,7 +240,7 @@ class _OnPolicy:
         self.watch.lap("advantage")
         # Without its broken environments a batch has as many minibatches, a little smaller.
         count = self.job.collector.frames_per_batch // self.job.update.minibatch_size
-        size = self.update.minibatch_size = batch.numel() // count
+        size = self.update.minibatch_size = max(batch.numel() // count, 1)
         whole = batch.numel() == count * size
         metrics = self.update(batch if whole else batch.reshape(-1)[: count * size])
         if self.observations is not None:
