@@ -65,8 +65,8 @@ class Priorities:
 
     @property
     def highest(self) -> float:
-        """The largest priority seen so far, which new items take; 1 before any."""
-        return self._highest
+        """The largest priority given so far, which new items take; 1 before any."""
+        return self._highest or 1.0
 
     def anneal(self, step: float) -> None:
         """Set β to its value at `step`, in the unit of its schedule."""
@@ -89,12 +89,12 @@ class Priorities:
             self._count += int((self._stamps[slots.unique()] == 0).sum())
         self._writes += 1
         self._stamps[slots] = self._writes
-        highest = torch.tensor(self._highest, dtype=torch.float64, device=self.tree.device)
+        highest = torch.tensor(self.highest, dtype=torch.float64, device=self.tree.device)
         self.tree.write(slots, (highest**self.alpha).expand(slots.shape).contiguous())
 
     def clear(self) -> None:
         """Forget all items; stamps given out before stay invalid."""
-        self._highest = 1.0
+        self._highest = 0.0
         self._stamps.zero_()
         self._count = 0
         self.tree.clear()

@@ -116,6 +116,8 @@ def test_beta_is_annealed(compiled: bool) -> None:
 def test_new_items_take_the_largest_priority_seen(compiled: bool) -> None:
     priorities = filled(torch.tensor([0.5, 0.5]), compiled=compiled, capacity=4, alpha=1.0, eps=0.1)
     assert priorities.tree.values.tolist() == pytest.approx([0.6, 0.6, 0, 0])
+    priorities.add(torch.tensor([1]))
+    assert float(priorities.tree.values[1]) == pytest.approx(0.6)  # not the 1 from before any
     priorities.update(torch.tensor([0]), torch.tensor([-7.0]))
     priorities.update(torch.tensor([0]), torch.tensor([0.0]))
     priorities.add(torch.tensor([2]))
