@@ -99,6 +99,7 @@ def _train(job: LlmJob, run: Run, stack: contextlib.ExitStack) -> dict[str, Any]
     run.continue_from(_step(found) if found else -1)
     if found is None:
         watch.evaluate(0)
+    close_rewards(job.task)  # the CPU seconds of workers count when they end
     began = time.monotonic(), cpu_seconds()
     steps = _finished(found, config.max_steps)
     if steps is None:
@@ -111,6 +112,7 @@ def _train(job: LlmJob, run: Run, stack: contextlib.ExitStack) -> dict[str, Any]
     elif found is not None:  # there is nothing left to do, and Trainer would do a step
         trainer.restore(found)
         trainer._load_from_checkpoint(str(found))
+    close_rewards(job.task)
     spent = time.monotonic() - began[0], cpu_seconds() - began[1]
     if not watch.interrupted and watch.evaluated != steps:
         watch.evaluate(steps)
