@@ -10,11 +10,12 @@
 - Episodes that were cut short bootstrap, those that terminated do not.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.objectives import (
     DDPGLoss,
@@ -43,7 +44,6 @@ from polopt.losses import OffPolicy
 __all__ = ["OffPolicyUpdate"]
 
 _SHARED = {"reduction": "none", "use_prioritized_weights": False}
-_TWINS = {**_SHARED, "deactivate_vmap": True}  # on a CPU two products are faster than a batched one
 
 
 class OffPolicyUpdate:
@@ -125,16 +125,21 @@ class OffPolicyUpdate:
         if len(batch) % size:
             raise ValueError(f"size must divide the {len(batch)} transitions, got {size}")
         fresh = batch.exclude("td_error", "value_target")  # what an earlier call left
-        minibatches = [fresh] if len(batch) == size else fresh.split(size)
+        if self._ahead:  # what comes after is in the targets
+            needed = fresh.select("observation", "action", "priority_weight", strict=False)
+        else:
+            needed = fresh
+        minibatches = [needed] if len(batch) == size else needed.split(size)
         history: list[dict[str, Tensor]] = []
         for i, minibatch in enumerate(minibatches):
             since = self.updates % self.algorithm.target_every
             if self._ahead and (i == 0 or since == 0):
                 count = self.algorithm.target_every - since
                 self._value(fresh[i * size : (i + count) * size], minibatches[i : i + count])
-            history.append(self._step(minibatch))
+            metrics, error = self._step(minibatch)
+            history.append(metrics)
         if len(minibatches) == 1:
-            batch.set("td_error", fresh["td_error"])
+            batch.set("td_error", error)
         names = dict.fromkeys(name for step in history for name in step)
         return {
             name: torch.stack([step[name] for step in history if name in step]).mean()
@@ -147,16 +152,15 @@ class OffPolicyUpdate:
                 batch, target_params=self.loss.target_value_network_params
             )
         for minibatch, target in zip(minibatches, targets.split(len(minibatches[0])), strict=True):
-            minibatch["value_target"] = target
+            minibatch.set("value_target", target)
         self._watch.lap("loss")
 
-    def _step(self, minibatch: TensorDictBase) -> dict[str, Tensor]:
+    def _step(self, minibatch: TensorDictBase) -> tuple[dict[str, Tensor], Tensor]:
         watch, algorithm = self._watch, self.algorithm
         per_item, error = self._wiring.critic(self.loss, minibatch)
         weight = minibatch.get("priority_weight", None)
         terms = {"loss_critic": (per_item if weight is None else per_item * weight).mean()}
         error = error.detach()
-        minibatch["td_error"] = error
         measured = {"td_error": error.mean()}
         self.updates += 1
         if self._wiring.policy is not None and self.updates % algorithm.policy_every == 0:
@@ -177,7 +181,7 @@ class OffPolicyUpdate:
         if self.updates % algorithm.target_every == 0:
             self._targets.step()
         watch.lap("optimizer")
-        return {name: term.detach() for name, term in terms.items()} | measured
+        return {name: term.detach() for name, term in terms.items()} | measured, error
 
 
 class _Target(TD0Estimator):
@@ -186,6 +190,28 @@ class _Target(TD0Estimator):
     def value_estimate(self, tensordict: TensorDictBase, *args: object, **named: object) -> Tensor:
         given = tensordict.get("value_target", None)
         return super().value_estimate(tensordict, *args, **named) if given is None else given
+
+
+def _both_at_once(loss: LossModule) -> None:
+    """Let twin critics run one after the other on their weights, [2, P].
+
+    TorchRL runs them by `vmap`, whose batched products are slower on a CPU, and whose swapping of
+    parameters costs as much as a layer. The attributes are not part of its interface: where
+    they are missing, TorchRL's own way is taken, which gives the same numbers.
+    """
+    critic = loss.qvalue_network
+
+    def run(tensordict: TensorDictBase, params: TensorDictBase, *, apart: bool) -> TensorDictBase:
+        inputs = [tensordict.get(key) for key in critic.in_keys]
+        weights = params.get(("net", "weights")).unbind(0)
+        own = zip(*(x.unbind(0) for x in inputs), strict=True) if apart else [inputs] * len(weights)
+        values = [critic.net.run(w, *x) for w, x in zip(weights, own, strict=True)]
+        value = torch.stack(values)
+        return TensorDict({critic.out_keys[0]: value}, value.shape[:2])
+
+    for name, apart in (("_vmap_qnetworkN0", False), ("_vmap_qvalue_network00", True)):
+        if hasattr(loss, name):
+            setattr(loss, name, functools.partial(run, apart=apart))
 
 
 Terms = tuple[dict[str, Tensor], dict[str, Tensor]]
@@ -216,8 +242,9 @@ def _make_sac(algorithm: OffPolicy, env: VectorEnv, hidden: Sequence[int]) -> Lo
         action_spec=env.action_spec_unbatched,
         scalar_output_mode="exclude",
         **_entropy(algorithm),
-        **_TWINS,
+        **_SHARED,
     )
+    _both_at_once(loss)
     loss.make_value_estimator(gamma=algorithm.gamma)
     return loss
 
@@ -231,8 +258,9 @@ def _make_discrete_sac(algorithm: OffPolicy, env: VectorEnv, hidden: Sequence[in
         num_actions=widths_of(env)[1],
         scalar_output_mode="exclude",
         **_entropy(algorithm),
-        **_TWINS,
+        **_SHARED,
     )
+    _both_at_once(loss)
     loss.make_value_estimator(gamma=algorithm.gamma)
     return loss
 
@@ -247,8 +275,9 @@ def _make_td3(algorithm: OffPolicy, env: VectorEnv, hidden: Sequence[int]) -> Lo
         loss_function=algorithm.value_loss,
         policy_noise=algorithm.smoothing.noise * half,
         noise_clip=algorithm.smoothing.clip * half,
-        **_TWINS,
+        **_SHARED,
     )
+    _both_at_once(loss)
     loss.make_value_estimator(gamma=algorithm.gamma)
     return loss
 

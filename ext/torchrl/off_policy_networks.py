@@ -48,8 +48,12 @@ class Mlp(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Map inputs, joined along the last dimension, to outputs [..., O]."""
+        return self.run(self.weights, *inputs)
+
+    def run(self, weights: Tensor, *inputs: Tensor) -> Tensor:
+        """The same with other weights [P]."""
         x = inputs[0] if len(inputs) == 1 else torch.cat(inputs, -1)
-        parts = self.weights.split(self._sizes)
+        parts = weights.split(self._sizes)
         last = len(self._shapes) - 1
         for k, (i, o) in enumerate(self._shapes):
             x = F.linear(x, parts[2 * k].view(o, i), parts[2 * k + 1])

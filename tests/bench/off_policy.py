@@ -1,13 +1,16 @@
-"""Optimizer steps per CPU second, ours against stable-baselines3's, with the same values.
+"""Optimizer steps and frames per CPU second, ours against stable-baselines3's, same values.
 
     pip install stable-baselines3
     python tests/bench/off_policy.py
 
-Both learn from a full buffer in one process on one thread, in turns, so that both meet the same
-machine. Values are rl-zoo3's: SAC on Pendulum with two layers of 256 and batches of 256; DQN on
-CartPole with two layers of 256, batches of 64, 128 steps in a round and a target that is copied
-after every 10. A step is everything from the draw to the target update. The ratio is of the sums
-over all rounds; beside it stand the lowest and the highest ratio of one round.
+Both run in one process on one thread, in turns, so that both meet the same machine. Values are
+rl-zoo3's: SAC on Pendulum with two layers of 256, batches of 256 and a step for every frame; DQN
+on CartPole with two layers of 256, batches of 64, 128 steps after every 256 frames and a target
+that is copied after every 10 steps. One environment each.
+
+`steps` is the optimizer step alone, from the draw to the target update; `frames` is the whole
+loop, environment included. The ratio is of the sums over all rounds; beside it stand the lowest
+and the highest ratio of one round.
 """
 
 import argparse
@@ -28,7 +31,7 @@ RECIPES = {
         "algorithm": {"use": "sac", "gamma": 0.99, "tau": 0.005},
         "collector": {"num_envs": 1, "frames_per_batch": 1, "total_frames": 20_000},
         "replay": {"capacity": 20_000, "batch_size": 256, "learning_starts": 1000},
-        "update": {"steps_per_batch": 8},
+        "update": {"steps_per_batch": 1},
         "network": {"hidden": [256, 256]},
         "optimizer": {"lr": 1e-3},
     },
@@ -43,39 +46,57 @@ RECIPES = {
         "optimizer": {"lr": 2.3e-3},
     },
 }
+COUNTS = {"sac": (8, 8), "dqn": (128, 256)}
+"""Optimizer steps, and frames, in one round."""
 
 
 def ours(name):
-    """Return a function that takes so many optimizer steps."""
+    """Return functions that take so many optimizer steps, and so many frames of the whole loop."""
     recipe = RECIPES[name]
     learner = _OffPolicy(prepare(json.loads(json.dumps(recipe)), name=name))
-    filling = learner.collector.collect(learner._anything, 1000)
-    learner.buffer.extend(filling.reshape(-1))
+    learner.buffer.extend(learner.collector.collect(learner._anything, 1000).reshape(-1))
     learner.update.set_lr(recipe["optimizer"]["lr"])
-    size = recipe["replay"]["batch_size"]
-    return lambda count: learner.update(learner._draw(count * size), size)
+    size, per_batch = recipe["replay"]["batch_size"], recipe["collector"]["frames_per_batch"]
+
+    def steps(count):
+        together = recipe["update"]["steps_per_batch"]  # drawn at once, as the loop does
+        for _ in range(count // together):
+            learner.update(learner._draw(together * size), size)
+
+    def frames(count):
+        for _ in range(count // per_batch):
+            learner.iterate(1000)
+
+    return steps, frames
 
 
 def theirs(name):
     """Return the same for stable-baselines3."""
     recipe = RECIPES[name]
     size, lr = recipe["replay"]["batch_size"], recipe["optimizer"]["lr"]
-    shared = {"learning_rate": lr, "buffer_size": 20_000, "learning_starts": 10**6,
-              "batch_size": size, "device": "cpu",
-              "policy_kwargs": {"net_arch": [256, 256]}}  # fmt: skip
+    shared = {
+        "learning_rate": lr, "buffer_size": 20_000, "learning_starts": 1000, "batch_size": size,
+        "train_freq": recipe["collector"]["frames_per_batch"],
+        "gradient_steps": recipe["update"]["steps_per_batch"], "device": "cpu", "gamma": 0.99,
+        "policy_kwargs": {"net_arch": [256, 256]},
+    }  # fmt: skip
     if name == "sac":
-        model = SAC("MlpPolicy", "Pendulum-v1", gamma=0.99, tau=0.005, **shared)
+        model = SAC("MlpPolicy", "Pendulum-v1", tau=0.005, **shared)
     else:
-        model = DQN("MlpPolicy", "CartPole-v1", gamma=0.99, target_update_interval=10, **shared)
+        model = DQN("MlpPolicy", "CartPole-v1", target_update_interval=20,
+                    exploration_initial_eps=0.04, exploration_final_eps=0.04, **shared)  # fmt: skip
     model.learn(1000)
 
-    def learn(count):
+    def steps(count):
         model.train(gradient_steps=count, batch_size=size)
-        if name == "dqn":  # counts frames, and copies after every 10
-            for _ in range(count):
+        if name == "dqn":  # counts frames, two for each step, and copies after every 20
+            for _ in range(2 * count):
                 model._on_step()
 
-    return learn
+    def frames(count):
+        model.learn(count, reset_num_timesteps=False)
+
+    return steps, frames
 
 
 def main():
@@ -88,26 +109,25 @@ def main():
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     logging.getLogger("torchrl").setLevel(logging.WARNING)
-    print("| algorithm | ours, steps/CPU-s | sb3, steps/CPU-s | ratio | one round |")
-    print("| --- | ---: | ---: | ---: | ---: |")
-    for name, recipe in RECIPES.items():
-        count = recipe["update"]["steps_per_batch"]
-        sides = ours(name), theirs(name)
-        seconds = [[], []]
-        for side in sides:
-            side(count)
-        for _ in range(args.rounds):
-            for side, spent in zip(sides, seconds, strict=True):
-                began = time.process_time()
-                side(count)
-                spent.append(time.process_time() - began)
-        ratios = sorted(b / a for a, b in zip(*seconds, strict=True))
-        mine, peer = (count * args.rounds / sum(spent) for spent in seconds)
-        print(
-            f"| {name} | {mine:.0f} | {peer:.0f} | {mine / peer:.2f} | "
-            f"{ratios[0]:.2f} to {ratios[-1]:.2f} |",
-            flush=True,
-        )
+    print("| algorithm | per CPU second | ours | sb3 | ratio | one round |")
+    print("| --- | --- | ---: | ---: | ---: | ---: |")
+    for name in RECIPES:
+        pair = zip(ours(name), theirs(name), COUNTS[name], ("steps", "frames"), strict=True)
+        for mine, peer, count, unit in pair:
+            seconds = [[], []]
+            mine(count), peer(count)
+            for _ in range(args.rounds):
+                for side, spent in zip((mine, peer), seconds, strict=True):
+                    began = time.process_time()
+                    side(count)
+                    spent.append(time.process_time() - began)
+            ratios = sorted(b / a for a, b in zip(*seconds, strict=True))
+            speed = [count * args.rounds / sum(spent) for spent in seconds]
+            print(
+                f"| {name} | {unit} | {speed[0]:.0f} | {speed[1]:.0f} | "
+                f"{speed[0] / speed[1]:.2f} | {ratios[0]:.2f} to {ratios[-1]:.2f} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
