@@ -95,6 +95,8 @@ class Sampling:
             answers are all correct or all wrong (`"correct"`, the paper's rule), or those
             whose rewards are all equal (`"reward"`). None keeps every group.
         max_rounds: Further generation rounds for one batch, at most.
+        oversample: A round draws so many times the groups that are expected to be needed, at
+            most a whole batch: above one there are fewer rounds and more answers in vain.
         at_bound: What happens when groups are still missing then: the informative ones that
             were found are trained on, and the run goes on (`"train"`) or ends (`"stop"`).
         overlong_cache: Add `soft_overlong` to the reward: the last so many tokens before the
@@ -104,6 +106,7 @@ class Sampling:
 
     refill: Literal["correct", "reward"] | None = None
     max_rounds: int = 8
+    oversample: float = 1.0
     at_bound: Literal["train", "stop"] = "train"
     overlong_cache: int | None = None
     drop_truncated: bool = False
@@ -113,6 +116,8 @@ class Sampling:
             raise ValueError(f"refill must be 'correct', 'reward' or none, got {self.refill!r}")
         if not self.max_rounds >= 1:
             raise ValueError(f"max_rounds must be at least 1, got {self.max_rounds}")
+        if not 1.0 <= self.oversample < float("inf"):
+            raise ValueError(f"oversample must be at least 1, got {self.oversample}")
         if self.at_bound not in ("train", "stop"):
             raise ValueError(f"at_bound must be 'train' or 'stop', got {self.at_bound!r}")
         if self.overlong_cache is not None and self.overlong_cache < 1:

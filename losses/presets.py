@@ -167,6 +167,7 @@ def dapo(
     dual: Coefficient | None = None,
     refill: str | None = "correct",
     max_rounds: int = 8,
+    oversample: float = 1.0,
     at_bound: str = "train",
     overlong_cache: int | None = None,
     drop_truncated: bool = False,
@@ -184,6 +185,7 @@ def dapo(
         dual: Bound on the ratio where the advantage is negative; see `Clip`.
         refill: Which groups are replaced: `"correct"`, `"reward"` or none; see `Sampling`.
         max_rounds: Further generation rounds for one batch, at most.
+        oversample: A round draws so many times the groups that are expected to be needed.
         at_bound: If groups are still missing then: `"train"` on those found, or also `"stop"`.
         overlong_cache: Width in tokens of the soft punishment of long answers; the paper's is a
             fifth of the limit (4096 of 20480). None punishes nothing.
@@ -195,6 +197,7 @@ def dapo(
         sampling=Sampling(
             refill=refill,  # type: ignore[arg-type]
             max_rounds=max_rounds,
+            oversample=oversample,
             at_bound=at_bound,  # type: ignore[arg-type]
             overlong_cache=overlong_cache,
             drop_truncated=drop_truncated,

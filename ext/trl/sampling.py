@@ -162,7 +162,8 @@ class RefillingTrainer(ScoringTrainer):
                 break
             rounds += 1
             # Over-sampled by the share of groups that carry signal, so that one round may do.
-            count = min(groups, math.ceil(missing * seen / found)) if found else groups
+            wanted = self.algorithm.sampling.oversample * missing
+            count = min(groups, math.ceil(wanted * seen / found)) if found else groups
             rows = self._draw(count)
             extra, _ = self._rollout(rows, [row["prompt"] for row in rows])
             fresh = self._useful(extra).view(ranks, count)

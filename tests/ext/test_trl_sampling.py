@@ -55,6 +55,20 @@ def test_rewards_are_computed_once(tmp_path):
     assert sum(trainer.scored) == trainer.generated
 
 
+def test_more_than_needed_is_drawn_if_told_to(tmp_path):
+    """Fewer rounds, more answers in vain, and never more than a batch at once."""
+
+    def rounds(factor):
+        knobs = {"share": 0.6, "max_steps": 3, "per_device_train_batch_size": 32}
+        trainer = setup.refill(tmp_path, sampling={"oversample": factor}, kind=Seen, **knobs)
+        assert max(trainer.scored) == 32
+        return trainer.refilled["rounds"], trainer.generated
+
+    few, many = rounds(3.0), rounds(1.0)
+    assert few[0] < many[0]
+    assert few[1] > many[1]
+
+
 def test_at_the_bound_the_informative_groups_are_trained_on(tmp_path):
     trainer = setup.refill(tmp_path, kind=Seen, share=0.85, max_rounds=1, max_steps=6)
     short = logs(trainer, "sampling/groups_short")
@@ -87,7 +101,7 @@ def test_at_the_bound_the_run_ends_if_told_to(tmp_path, monkeypatch):
 
     said = []
     monkeypatch.setattr(module.logger, "warning", lambda text, *a, **_: said.append(text % a))
-    stops = {"share": 0.85, "max_rounds": 1, "max_steps": 6, "at_bound": "stop"}
+    stops = {"share": 0.85, "max_rounds": 1, "max_steps": 6, "sampling": {"at_bound": "stop"}}
     trainer = setup.refill(tmp_path, kind=Seen, **stops)
     short = logs(trainer, "sampling/groups_short")
     # The first batch that is short of some groups is the last one, and its groups are trained on.

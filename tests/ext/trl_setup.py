@@ -194,7 +194,7 @@ def known(completions, easy, **_):
             for e, f in zip(easy, firsts, strict=True)]  # fmt: skip
 
 
-def refill(folder, *, share=0.5, max_rounds=8, at_bound="train", kind=Recorder, **config):
+def refill(folder, *, share=0.5, max_rounds=8, kind=Recorder, sampling=None, **config):
     """Train on prompts of which a share never carries a signal."""
     rows = [{"prompt": f"w{i % 13} w{i * 5 % 13}", "easy": (i * 7 % 20) < 20 * share}
             for i in range(40)]  # fmt: skip
@@ -205,7 +205,7 @@ def refill(folder, *, share=0.5, max_rounds=8, at_bound="train", kind=Recorder, 
         return known(completions, **kwargs)
 
     trainer = build(kind, folder, reward=reward, rows=rows, config=config,
-                    algorithm=losses.dapo(max_rounds=max_rounds, at_bound=at_bound))  # fmt: skip
+                    algorithm=losses.dapo(max_rounds=max_rounds, **(sampling or {})))  # fmt: skip
     trainer.scored = scored
     trainer.train()
     return trainer

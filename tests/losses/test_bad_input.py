@@ -169,6 +169,7 @@ def test_sequences_need_two_dimensions(objective, message):
         (lambda: Advantage(estimate=group_advantage, settings={"scal": 1}), "no setting 'scal'"),
         (lambda: dapo(refill="all"), "refill must be .*got 'all'"),
         (lambda: dapo(max_rounds=0), "max_rounds must be at least 1, got 0"),
+        (lambda: dapo(oversample=0.5), "oversample must be at least 1, got 0.5"),
         (lambda: dapo(at_bound="end"), "at_bound must be 'train' or 'stop', got 'end'"),
         (lambda: group_advantage(STEP, GROUP), r"must both be \[N\], got \(4, 7\) and \(4,\)"),
         (lambda: group_advantage(STEP[:, 0], GROUP.int()), "group must be int64, got torch.int32"),
