@@ -132,10 +132,10 @@ def _same(tree: Mapping[str, Any], kept: Mapping[str, Any], resume: Path | None)
 
 def _finished(tree: Mapping[str, Any], kept: Mapping[str, Any], resume: Path) -> Result | None:
     """Answer for a run that has nothing left to do: it changes nothing."""
-    summary = read_run(resume).summary
+    summary = {k: v for k, v in (read_run(resume).summary or {}).items() if k != "format"}
     now, then = flatten(tree), flatten(kept)
     longer = any(now.get(key) != then.get(key) for key in LENGTH)
-    if summary is None or summary.get("status") != "completed" or longer:
+    if summary.get("status") != "completed" or longer:
         return None
     mend = " or ".join(key for key in LENGTH if key in now)
     text = _text(summary).partition("\n")
