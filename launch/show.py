@@ -81,9 +81,9 @@ def _algorithm(name: str, preset: Callable[..., Any], overrides: list[str]) -> R
     content = {"algorithm": name, "settings": settings, "axes": axes, "doc": doc}
     given = ", ".join(k if v == "required" else f"{k}={v!r}" for k, v in settings.items())
     lines = [f"{name}({given})", "", doc, ""]
-    from polopt.losses.catalog import catalog  # imports torch
+    from polopt.losses.catalog import catalog, off_policy_catalog  # imports torch
 
-    facts = {entry.name: entry for entry in catalog()}.get(name)
+    facts = {entry.name: entry for entry in (*catalog(), *off_policy_catalog())}.get(name)
     if facts is not None:
         content |= {"formula": facts.formula, "paper": facts.paper, "others": facts.peers}
         lines += [f"loss of a step: {facts.formula}", f"others: {facts.peers}", ""]

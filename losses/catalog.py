@@ -6,14 +6,16 @@
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-from polopt.losses import outcome_presets, presets
+from polopt.losses import off_policy, outcome_presets, presets
 from polopt.losses.algorithm import Algorithm
 
-__all__ = ["Entry", "axes", "catalog", "markdown", "replace_table"]
+__all__ = ["Entry", "axes", "catalog", "markdown", "off_policy_catalog", "replace_table"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,7 @@ class Entry:
     """
 
     name: str
-    preset: Callable[..., Algorithm]
+    preset: Callable[..., Any]
     title: str
     paper: str
     formula: str
@@ -117,17 +119,61 @@ _FACTS = {
 }
 
 
+# y = r + γ·(1 − terminated)·…; δ = y − Q; H is Huber's loss, or δ² where asked for.
+_REPLAYING = {
+    "sac": (
+        "Σ₁₂ δ² with … = min Q̄(s′, a′) − α·log π(a′|s′); policy α·log π − min Q; temperature "
+        "−log α·(log π + H̄)",
+        "TorchRL `SACLoss`: Huber by default; stable-baselines3 takes the policy's gradient after "
+        "the critics' step",
+    ),
+    "discrete_sac": (
+        "as sac, with expectations under π in place of samples",
+        "TorchRL `DiscreteSACLoss`: Huber by default",
+    ),
+    "td3": (
+        "Σ₁₂ δ² with … = min Q̄(s′, π̄(s′) + clipped noise); policy −Q₁(s, π(s)), delayed",
+        "TorchRL `TD3Loss`: no delay, noise not scaled to the range of actions, Huber by default, "
+        "priorities δ²; stable-baselines3",
+    ),
+    "ddpg": (
+        "δ² with … = Q̄(s′, π̄(s′)); policy −Q(s, π(s))",
+        "TorchRL `DDPGLoss`: no target of the policy by default, priorities δ²; "
+        "stable-baselines3 builds it from TD3",
+    ),
+    "dqn": (
+        "H(δ) with … = max Q̄(s′, ·)",
+        "TorchRL `DQNLoss`: δ² by default, priorities δ²; stable-baselines3",
+    ),
+    "double_dqn": (
+        "H(δ) with … = Q̄(s′, argmax Q(s′, ·))",
+        "TorchRL `DQNLoss(double_dqn=True)`; stable-baselines3 has none",
+    ),
+}
+
+
 def catalog() -> list[Entry]:
     """Return every preset, in the order of the table.
 
     A preset without a row has an empty formula; a test asks for the row.
     """
-    found = {n: getattr(m, n) for m in (presets, outcome_presets) for n in m.__all__}
+    return _entries((presets, outcome_presets), _FACTS)
+
+
+def off_policy_catalog() -> list[Entry]:
+    """Return every off-policy algorithm; a test asks for the row of each."""
+    return _entries((off_policy,), _REPLAYING)
+
+
+def _entries(modules: Sequence[ModuleType], facts: Mapping[str, tuple[str, str]]) -> list[Entry]:
+    public = {n: getattr(m, n) for m in modules for n in m.__all__}
+    found = {n: f for n, f in public.items() if inspect.isfunction(f)}
     entries = []
-    for name in [*_FACTS, *(n for n in found if n not in _FACTS)]:
-        formula, peers = _FACTS.get(name, ("", ""))
-        first = (inspect.getdoc(found[name]) or "").split("\n\n")[0].replace("\n", " ")
-        link = re.search(r"https?://\S+?(?=[\s:,)]|\.?$)", first)
+    for name in [*facts, *(n for n in found if n not in facts)]:
+        formula, peers = facts.get(name, ("", ""))
+        doc = inspect.getdoc(found[name]) or ""
+        first = doc.split("\n\n")[0].replace("\n", " ")
+        link = re.search(r"https?://\S+?(?=[\s:,)]|\.?(?:\s|$))", doc)
         paper = link.group() if link else ""
         entries.append(
             Entry(

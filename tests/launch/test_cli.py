@@ -207,7 +207,7 @@ def test_list_and_show_know_what_ships(capfd):
         assert shown["formula"]
         assert shown["others"]
         missing = [k for k, v in shown["settings"].items() if v == "required"]
-        assert missing or "objective.aggregation" in shown["axes"]
+        assert missing or {"objective.aggregation", "value_loss"} & shown["axes"].keys()
     assert main(["show", "dapo", "high=0.3"]) == 0
     assert re.search(r"^objective.surrogate.high +0.3", capfd.readouterr().out, re.MULTILINE)
 
