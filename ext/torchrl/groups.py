@@ -51,8 +51,9 @@ class GroupCollector:
     ) -> None:
         if not isinstance(create_env_fn, VectorEnv) or not create_env_fn.exact:
             raise ValueError(
-                "the rollouts of a group begin in one restored state, and a "
-                f"{type(create_env_fn).__name__} cannot go back to a state: use a BatchedEnv"
+                "the rollouts of a group begin in one restored state, and this environment cannot "
+                "go back to a state, as those of gymnasium cannot: use a BatchedEnv (cartpole, "
+                "pendulum, …), or an algorithm with a critic, such as ppo"
             )
         envs = create_env_fn.batch_size[0]
         if group_size < 2:

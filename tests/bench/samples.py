@@ -5,9 +5,9 @@
 
 One process trains all, one after the other, on one thread. The table has a row per recipe: mean
 ± standard deviation (over seeds, n − 1) of frames and of CPU seconds of training. With two
-recipes follows how many times the frames of the first the second needs: the ratio of their
-means, with the 95 % percentile bootstrap interval over seeds. A run that does not reach the bar
-counts with all its frames, which is less than it would need.
+recipes for one task follows how many times the frames of the first the second needs: the ratio of
+their means, with the 95 % percentile bootstrap interval over seeds. A run that does not reach the
+bar counts with all its frames, which is less than it would need.
 """
 
 import argparse
@@ -69,13 +69,14 @@ def main():
     recipes = [word for word in args.arguments if "=" not in word]
     print("| recipe | solved | frames | CPU seconds | most frames |")
     print("| --- | ---: | ---: | ---: | ---: |")
-    frames = []
+    frames, tasks = [], set()
     with tempfile.TemporaryDirectory() as root:
         for recipe in recipes:
             summaries = [train(recipe, overrides, seed, Path(root)) for seed in args.seeds]
             frames.append([s["frames"] for s in summaries])
+            tasks |= {s["task"] for s in summaries}
             print(row(recipe, summaries), flush=True)
-    if len(recipes) == 2:
+    if len(recipes) == 2 and len(tasks) == 1:
         times, low, high = ratio(*frames)
         print(
             f"\n{recipes[1]} needs {times:.2f} times the frames of {recipes[0]}, "

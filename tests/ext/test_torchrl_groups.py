@@ -293,7 +293,7 @@ def test_wrong_groups_are_refused(settings, message):
 
 
 def test_an_environment_that_cannot_go_back_is_refused():
-    with pytest.raises(ValueError, match="GymnasiumEnv cannot go back to a state"):
+    with pytest.raises(ValueError, match="cannot go back to a state, as those of gym"):
         collector(gymnasium(name="CartPole-v1"))
 
 
