@@ -1,7 +1,5 @@
 """A tree of sums: draws a leaf in proportion to its value, in a walk from the root."""
 
-from importlib.util import find_spec
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -46,10 +44,14 @@ class SumTree:
         if compiled and not on_cpu:
             raise ValueError(f"compiled needs device 'cpu', got {str(device)!r}: leave it out")
         self.kernels = None
-        if compiled or (compiled is None and on_cpu and find_spec("numba") is not None):
-            from polopt.ext.replay import kernels
+        if compiled or (compiled is None and on_cpu):
+            try:
+                from polopt.ext.replay import kernels
 
-            self.kernels = kernels
+                self.kernels = kernels
+            except ImportError:
+                if compiled:
+                    raise
         sizes = [_up(capacity)]
         while sizes[-1] > _FANOUT:
             sizes.append(_up(sizes[-1] // _FANOUT))
