@@ -57,14 +57,14 @@ def import_reward(name: str) -> Reward:
     try:
         if ":" not in name:
             raise ValueError("there is no colon")
-        found = pkgutil.resolve_name(name)
+        found: Any = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError, SyntaxError) as error:
         raise ValueError(
             f"cannot import the reward {name!r} ({error}): write module:function"
         ) from error
     if not callable(found):
         raise ValueError(f"the reward {name!r} is not a function, but {found!r}")
-    return found
+    return found  # type: ignore[return-value]
 
 
 def name_of(reward: Any) -> str:  # noqa: ANN401

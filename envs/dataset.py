@@ -59,7 +59,7 @@ class Rows(Sequence[Mapping[str, Any]]):
         return True
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        return iter(self.dataset)
+        return iter(self.dataset)  # type: ignore[return-value]
 
     def __getitem__(self, index: Any) -> Any:  # noqa: ANN401
         if isinstance(index, slice):

@@ -100,6 +100,8 @@ class Isolated:
             from those for which the reward itself returned None, as it may where it does not apply.
     """
 
+    __call__: Callable[..., Any]
+
     def __init__(self, reward: Callable[..., Any], *, timeout: float) -> None:
         self.reward, self.timeout = reward, timeout
         self.__name__ = name_of(reward)

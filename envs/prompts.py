@@ -129,7 +129,7 @@ def _named(table: "pa.Table", source: Source, how: Prompts) -> "pa.Table":
         for part in path[1:]:
             import pyarrow.compute
 
-            column = pyarrow.compute.struct_field(column, part)
+            column = pyarrow.compute.struct_field(column, part)  # type: ignore[attr-defined]
         found[name] = column
     used = {how.prompt_key, answer_key, *found}
     rest = [name for name in table.column_names if name not in used]

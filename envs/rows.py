@@ -79,7 +79,7 @@ class Source:
         progress = datasets.are_progress_bars_disabled()
         datasets.disable_progress_bars()
         try:
-            found = datasets.load_dataset(self.name, self.config, split=self.split)
+            found: Any = datasets.load_dataset(str(self.name), self.config, split=self.split)
         except (OSError, ValueError) as error:
             raise ValueError(
                 f"cannot load the dataset {self.name!r} (config {self.config}, split "
@@ -110,7 +110,8 @@ def _read(path: Path) -> "pa.Table":
         if path.suffix == ".parquet":
             from pyarrow.parquet import read_table
 
-            return read_table(path, partitioning=None).replace_schema_metadata(None)
+            table = read_table(path, partitioning=None)  # type: ignore[arg-type]
+            return table.replace_schema_metadata(None)
         if path.suffix in (".json", ".jsonl"):
             return _table(list(_objects(path)), path)
     except (OSError, ValueError) as error:

@@ -91,11 +91,11 @@ def _long_prompts(plan: Plan, task: dict[str, Any]) -> None:
 
 
 def _reward(plan: Plan, task: dict[str, Any]) -> None:
-    task["rewards"] = [{"use": "BySource"}]
+    rewards: list[dict[str, Any]] = [{"use": "BySource"}]
     path = plan.value("reward.custom_reward_function.path")
     name = plan.text("reward.custom_reward_function.name")
     if path is not None:
-        task["rewards"] = [{"use": "FromFile", "path": str(path), "name": name}]
+        rewards = [{"use": "FromFile", "path": str(path), "name": name}]
         how = "called per sample as verl does; a dictionary gives its 'score'"
         plan.say("reward.custom_reward_function.path", "ours", "task.rewards", how)
         plan.say("reward.custom_reward_function.name", "ours", "task.rewards", "")
@@ -135,6 +135,7 @@ def _reward(plan: Plan, task: dict[str, Any]) -> None:
         "see reward_model.enable" if model else "no reward model",
     )
     _unused(plan, model=model)
+    task["rewards"] = rewards
     enabled = plan.flag(_OVERLONG + "enable", default=False)
     for key in ("enable", "len", "penalty_factor", "log"):
         if not enabled:
@@ -151,7 +152,7 @@ def _reward(plan: Plan, task: dict[str, Any]) -> None:
     if width > longest:
         raise plan.fail(_OVERLONG + "len", f"at most max_resp_len = {longest}")
     factor = plan.number(_OVERLONG + "penalty_factor", default=1.0)
-    task["rewards"].append({"use": "Length", "limit": longest, "cache": width})
+    rewards.append({"use": "Length", "limit": longest, "cache": width})
     plan.trainer["reward_weights"] = [1.0, factor]
     plan.say(_OVERLONG + "enable", "ours", "task.rewards", "a second reward, from 0 to -1")
     plan.say(_OVERLONG + "len", "exact", "task.rewards.1.cache", "")
