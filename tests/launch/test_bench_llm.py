@@ -13,11 +13,11 @@ from polopt.launch.cli import main
 SMALL = (
     "task.train_size=200",
     "task.evaluation_size=16",
-    "model.warmup_steps=200",
+    "model.warmup_steps=400",
+    "model.label_accuracy=1.0",
     "model.hidden_size=32",
     "trainer.per_device_train_batch_size=16",
     "algorithm.refill=reward",
-    "algorithm.max_rounds=1",
 )
 
 
@@ -92,8 +92,8 @@ def test_both_trainers(tmp_path, capfd, monkeypatch):
     assert first == second  # the same model, held-out problems and draws
     for done in (ours, theirs):
         *before, last = [p["cpu_seconds"] for p in done["curve"]]
-        assert len(before) >= 2
-        assert before[-1] < 1.5 <= last < 4.0
+        assert before[0] == 0.0
+        assert before[-1] < 1.5 <= last < 6.0
         assert done["trained"] == 16 * done["steps"] > 0
     assert theirs["generated"] == theirs["trained"]
     assert ours["generated"] > ours["trained"]  # groups without signal are replaced
