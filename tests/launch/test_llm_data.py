@@ -131,6 +131,9 @@ def test_a_run_on_files(words, here, only_run, capsys, caplog):
     assert main(["eval", str(only_run()), "--samples", "2", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert content["sources"]["openai/gsm8k"]["problems"] == content["problems"] == 5
+    (here / "test.parquet").unlink()
+    assert main(["eval", str(only_run()), "--json"]) == 2
+    assert "task: there is no file" in json.loads(capsys.readouterr().out)["error"]
 
 
 def test_a_dry_run_needs_no_files(here, capsys):
