@@ -10,7 +10,7 @@ from typing import Any
 from accelerate.utils import gather_object
 from transformers import TrainerCallback
 
-from polopt.ext.trl.checkpoints import replace_folder
+from polopt.ext.trl.checkpoints import recover_folder, replace_folder
 from polopt.ext.trl.evaluate import judge, report
 from polopt.ext.trl.trainer import PolicyTrainer
 from polopt.launch.files import read_json, write_json
@@ -51,6 +51,9 @@ class Watch(TrainerCallback):
         self.rows = list(job.task.evaluation)[: job.evaluation.problems]
         self.evaluated, self.interrupted = -1, False
         self._text = ""
+        if trainer.accelerator.is_main_process:
+            recover_folder(run.path / "best")
+        trainer.accelerator.wait_for_everyone()
         best = run.path / "best" / "best.json"
         self.best: dict[str, Any] | None = read_json(best) if best.is_file() else None
 

@@ -14,7 +14,7 @@ from trl import GRPOTrainer
 
 from polopt.losses import Algorithm
 
-__all__ = ["STATE", "CheckpointingTrainer", "replace_folder", "sync"]
+__all__ = ["STATE", "CheckpointingTrainer", "recover_folder", "replace_folder", "sync"]
 
 STATE = "polopt.json"
 """What polopt adds to a checkpoint of TRL."""
@@ -133,18 +133,30 @@ class CheckpointingTrainer(GRPOTrainer):
 def replace_folder(made: Path, target: Path) -> None:
     """Bring a folder to the disk and give it its name; one of that name goes when this is there.
 
+    A kill between the two renames leaves the old one under another name: see `recover_folder`.
+
     Args:
         made: The complete folder, on the same file system.
         target: Its name.
     """
     sync(made)
-    old = target.with_name(f".{target.name}.old")
+    old = _old(target)
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
         target.rename(old)
     made.rename(target)
     _sync_one(target.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def recover_folder(target: Path) -> None:
+    """Give a folder its name back if it was killed in the middle of `replace_folder`."""
+    if not target.exists() and _old(target).exists():
+        _old(target).rename(target)
+
+
+def _old(target: Path) -> Path:
+    return target.with_name(f".{target.name}.old")
 
 
 def sync(folder: Path) -> None:

@@ -14,7 +14,7 @@ pytest.importorskip("trl")
 from transformers.trainer_utils import get_last_checkpoint
 
 from polopt import losses
-from polopt.ext.trl.checkpoints import replace_folder
+from polopt.ext.trl.checkpoints import recover_folder, replace_folder
 from polopt.ext.trl.trainer import PolicyTrainer
 
 spec = importlib.util.spec_from_file_location("trl_setup", Path(__file__).with_name("trl_setup.py"))
@@ -92,6 +92,29 @@ def test_a_folder_takes_the_place_of_another(tmp_path):
     (tmp_path / "new" / "b").write_text("2")
     replace_folder(tmp_path / "new", tmp_path / "old")
     assert [p.name for p in tmp_path.rglob("*")] == ["old", "b"]
+
+
+def test_a_replacement_that_was_cut_off_is_undone(tmp_path, monkeypatch):
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_text("")
+    rename, target = Path.rename, tmp_path / "old"
+
+    def killed(self, to):
+        if self.name == "new":
+            raise KeyboardInterrupt
+        return rename(self, to)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        replace_folder(tmp_path / "new", target)
+    assert not target.exists()
+    recover_folder(target)
+    assert [p.name for p in target.iterdir()] == ["old"]
+    recover_folder(target)  # nothing to do
+    monkeypatch.undo()
+    replace_folder(tmp_path / "new", target)
+    assert [p.name for p in target.iterdir()] == ["new"]
 
 
 def test_the_best_checkpoint_of_transformers_is_found_and_kept(tmp_path):
