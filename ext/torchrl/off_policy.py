@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torchrl.objectives import (
     DDPGLoss,
@@ -192,6 +193,23 @@ class _Target(TD0Estimator):
         return super().value_estimate(tensordict, *args, **named) if given is None else given
 
 
+def _with_twins(
+    make: Callable[[TensorDictModuleBase], LossModule], critics: Sequence[TensorDictModuleBase]
+) -> LossModule:
+    """Make a loss whose twin critics have the weights of two networks.
+
+    Given one network, TorchRL draws both anew, uniformly between the lowest and the highest
+    weight of the one. (A list of two it takes too, but 0.13 cannot update their targets.)
+    Targets follow when their updater is made.
+    """
+    weights = torch.stack([critic.net.weights.detach() for critic in critics])
+    with torch.random.fork_rng(devices=[]):
+        loss = make(critics[0])
+    loss.qvalue_network_params["net", "weights"].data.copy_(weights)
+    _both_at_once(loss)
+    return loss
+
+
 def _both_at_once(loss: LossModule) -> None:
     """Let twin critics run one after the other on their weights, [2, P].
 
@@ -235,24 +253,26 @@ class _Wiring:
 
 
 def _make_sac(algorithm: OffPolicy, env: VectorEnv, hidden: Sequence[int]) -> LossModule:
-    loss = SACLoss(
-        GaussianPolicy(env, hidden),
-        [QOfStateAction(env, hidden) for _ in range(2)],
+    policy = GaussianPolicy(env, hidden)
+    make = functools.partial(
+        SACLoss,
+        policy,
         loss_function=algorithm.value_loss,
         action_spec=env.action_spec_unbatched,
         scalar_output_mode="exclude",
         **_entropy(algorithm),
         **_SHARED,
     )
-    _both_at_once(loss)
+    loss = _with_twins(make, [QOfStateAction(env, hidden) for _ in range(2)])
     loss.make_value_estimator(gamma=algorithm.gamma)
     return loss
 
 
 def _make_discrete_sac(algorithm: OffPolicy, env: VectorEnv, hidden: Sequence[int]) -> LossModule:
-    loss = DiscreteSACLoss(
-        LogitPolicy(env, hidden),
-        [QOfActions(env, hidden) for _ in range(2)],
+    policy = LogitPolicy(env, hidden)
+    make = functools.partial(
+        DiscreteSACLoss,
+        policy,
         loss_function=algorithm.value_loss,
         action_space=env.action_spec_unbatched,
         num_actions=widths_of(env)[1],
@@ -260,7 +280,7 @@ def _make_discrete_sac(algorithm: OffPolicy, env: VectorEnv, hidden: Sequence[in
         **_entropy(algorithm),
         **_SHARED,
     )
-    _both_at_once(loss)
+    loss = _with_twins(make, [QOfActions(env, hidden) for _ in range(2)])
     loss.make_value_estimator(gamma=algorithm.gamma)
     return loss
 
@@ -268,16 +288,17 @@ def _make_discrete_sac(algorithm: OffPolicy, env: VectorEnv, hidden: Sequence[in
 def _make_td3(algorithm: OffPolicy, env: VectorEnv, hidden: Sequence[int]) -> LossModule:
     space = env.action_spec_unbatched.space
     half = (space.high - space.low) / 2
-    loss = TD3Loss(
-        DeterministicPolicy(env, hidden),
-        [QOfStateAction(env, hidden) for _ in range(2)],
+    policy = DeterministicPolicy(env, hidden)
+    make = functools.partial(
+        TD3Loss,
+        policy,
         bounds=(space.low, space.high),
         loss_function=algorithm.value_loss,
         policy_noise=algorithm.smoothing.noise * half,
         noise_clip=algorithm.smoothing.clip * half,
         **_SHARED,
     )
-    _both_at_once(loss)
+    loss = _with_twins(make, [QOfStateAction(env, hidden) for _ in range(2)])
     loss.make_value_estimator(gamma=algorithm.gamma)
     return loss
 

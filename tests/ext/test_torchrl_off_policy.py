@@ -90,11 +90,11 @@ def test_dqn_bootstraps_at_truncation_and_writes_absolute_errors(preset):
 
 
 def test_td3_smoothing_is_scaled_to_the_range_of_actions(monkeypatch):
-    made, data = update(td3, smoothing_noise=0.2, smoothing_clip=0.5), batch(td3)
+    data = batch(td3)
     # A draw of one deviation is 0.2 of half the range ±2; a hundred are clipped at 0.5 of it.
     for draw, noise in ((1.0, 0.4), (-100.0, -1.0)):
         monkeypatch.setattr(torch, "randn_like", lambda x, d=draw: torch.full_like(x, d))
-        fresh, seen = copy.deepcopy(made), data.clone()
+        fresh, seen = update(td3, smoothing_noise=0.2, smoothing_clip=0.5), data.clone()
         action = fresh.act(seen["next", "observation"]) + noise  # targets equal at the start
         later = q(fresh, fresh.loss.target_qvalue_network_params, seen["next", "observation"],
                   action.clamp(-2.0, 2.0)).amin(0)  # fmt: skip
@@ -353,3 +353,17 @@ def test_mlp_is_the_usual_one():
     assert torch.allclose(net(x), usual(x), atol=1e-6)
     assert torch.equal(net(x[:, :1], x[:, 1:]), net(x))
     assert net.weights[: 3 * 8].abs().max() <= 3**-0.5
+
+
+@pytest.mark.parametrize("preset", [sac, td3, discrete_sac])
+def test_twins_begin_as_two_usual_networks(preset):
+    made = update(preset)
+    first, second = made.loss.qvalue_network_params["net", "weights"]
+    wide = 4 if preset in DISCRETE else 3 + 1
+    assert (first != second).any()
+    for weights in (first, second):  # bounds of the first layer and of the second, 16 inputs
+        assert 0.9 * wide**-0.5 < weights[: 16 * wide].abs().max() <= wide**-0.5
+        layer = weights[16 * (wide + 1) : 16 * (wide + 1) + 256]
+        assert 0.9 / 4 < layer.abs().max() <= 1 / 4
+    target = made.loss.target_qvalue_network_params["net", "weights"]
+    assert torch.equal(target, torch.stack((first, second)))

@@ -176,11 +176,11 @@ def test_stable_baselines3_is_given_our_values():
         if algorithm != "ppo":
             values_of(prepare(load(find_recipe(f"{task}-{algorithm}")), name="test"))
     values = values_of(prepare(load(find_recipe(CARTPOLE)), name="test"))
-    # 8 environments, 128 frames and 32 steps in a round: 50 optimizer steps are 200 frames.
-    assert (values["train_freq"], values["gradient_steps"]) == (16, 32)
+    # 8 environments, 64 frames and 32 steps in a round: 100 optimizer steps are 200 frames.
+    assert (values["train_freq"], values["gradient_steps"]) == (8, 32)
     assert values["target_update_interval"] == 200
     assert values["exploration_fraction"] == 0.1
-    assert values["learning_rate"](1.0) == 2e-3
+    assert values["learning_rate"](1.0) == 1e-3
     values = values_of(prepare(load(find_recipe("mountaincar-continuous-td3")), name="test"))
     assert values["policy_delay"] == 2
     assert len(values["action_noise"].noises) == 8
