@@ -317,6 +317,7 @@ def test_several_samples_and_completions_of_bounded_size(tmp_path, cache, monkey
         assert line["eval/accuracy_sampled"] <= line["eval/pass@2"] <= line["eval/pass@4"]
 
 
+@pytest.mark.slow
 def test_adapters_are_trained_on_a_model_that_stays(tmp_path, cache, capsys):
     """LoRA: the reference is the model without adapters, and an evaluation loads both."""
     pytest.importorskip("peft")
