@@ -139,40 +139,45 @@ def because(error: BaseException) -> str:
     return f"{type(error).__name__}{': ' if text else ''}{text}{place}{hint}"
 
 
-def checked(reward: Any) -> Any:  # noqa: ANN401
+def checked(reward: Any, faults: list[RewardError] | None = None) -> Any:  # noqa: ANN401
     """Return a reward whose results are checked, and whose exceptions name it.
 
     Args:
         reward: A reward, sync or async.
+        faults: Where to put what is wrong, for a trainer that has to hear it on all ranks; the
+            call then gives no scores. By default it is raised.
 
     Returns:
         A reward of the same kind and name that raises `RewardError`.
     """
     name = name_of(reward)
 
-    def failed(error: Exception) -> RewardError:
-        return RewardError(
-            f"the reward {name!r} raised {because(error)}: mend it, or wrap it in "
-            "polopt.envs.isolation.isolated, which leaves the failing sample out"
-        )
+    def fault(error: Exception, count: int) -> list[float | None]:
+        told = error
+        if not isinstance(error, RewardError):
+            told = RewardError(
+                f"the reward {name!r} raised {because(error)}: mend it, or wrap it in "
+                "polopt.envs.isolation.isolated, which leaves the failing sample out"
+            )
+            told.__cause__ = error
+        if faults is None:
+            raise told
+        faults.append(told)  # type: ignore[arg-type]
+        return [None] * count
 
     def call(completions: Sequence[Any], **columns: Any) -> list[float | None]:  # noqa: ANN401
         try:
             found = reward(completions=completions, **columns)
-        except RewardError:
-            raise
+            return scores_of(found, len(completions), name)
         except Exception as error:
-            raise failed(error) from error
-        return scores_of(found, len(completions), name)
+            return fault(error, len(completions))
 
     async def call_async(completions: Sequence[Any], **columns: Any) -> list[float | None]:  # noqa: ANN401
         try:
             found = await reward(completions=completions, **columns)
-        except RewardError:
-            raise
+            return scores_of(found, len(completions), name)
         except Exception as error:
-            raise failed(error) from error
-        return scores_of(found, len(completions), name)
+            return fault(error, len(completions))
 
     made = call_async if is_async(reward) else call
     made.__name__ = name

@@ -136,14 +136,15 @@ def _load(path: str, dtype: str) -> tuple["nn.Module", Any]:
     return model.eval(), tokenizer
 
 
-def checked_rewards(rewards: Any) -> Any:  # noqa: ANN401
+def checked_rewards(rewards: Any, faults: list[RewardError]) -> Any:  # noqa: ANN401
     """Return rewards as TRL takes them, functions with their results checked.
 
     Args:
         rewards: One or a list of functions, names of reward models, or reward models; or None.
+        faults: Where functions put what is wrong with them.
     """
     if isinstance(rewards, list):
-        return [checked_rewards(reward) for reward in rewards]
+        return [checked_rewards(reward, faults) for reward in rewards]
     # Modules are called by TRL in another way.
     plain = callable(rewards) and not hasattr(rewards, "forward")
-    return checked(rewards) if plain else rewards
+    return checked(rewards, faults) if plain else rewards

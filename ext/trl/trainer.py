@@ -120,7 +120,8 @@ class PolicyTrainer(RefillingTrainer):
         self.refilled: Counter[str] = Counter()
         self._reported: Counter[str] = Counter()
         self._before: list[Tensor] = []  # rewards of everything generated for one batch
-        rewards = checked_rewards(reward_funcs)
+        self.reward_faults = []
+        rewards = checked_rewards(reward_funcs, self.reward_faults)
         super().__init__(model, rewards, with_reference(args, algorithm), **kwargs)
         check_tokenizer(self._tokenizer, self.train_dataset)
         check_same_data(self.train_dataset, self.accelerator)

@@ -232,6 +232,15 @@ def test_two_ranks(words, here):
     assert summary["world_size"] == 2
     assert sum(summary["rewards"]["score"].values()) == 2 * 2 * 8 + 2 * 2 * 5
     assert done.stderr.count("data: 16 of 20 rows to train on") == 1
+    # A reward that is wrong on one rank ends both with its own words.
+    wrong = "return 'good' if os.environ['RANK'] == '1' else len(set(words)) / 6"
+    reward_file(here, [wrong])
+    failing = [*start, "evaluation.problems=1", "--runs", "failing"]
+    done = subprocess.run(
+        failing, env=environment, capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.returncode != 0
+    assert "'score' gave 'good' (str) to completion 0" in json.loads(done.stdout)["error"]
     # `$RANK` makes the ranks read different files, as a wrong copy on one machine would.
     different = [*start, "task.train_files=[rank-$RANK.parquet]", "--runs", "others"]
     done = subprocess.run(
