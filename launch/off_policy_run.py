@@ -57,14 +57,13 @@ class _OffPolicy:
         seed = job.tree["seed"]
         torch.manual_seed(seed)
         self.env = FiniteEnv(job.task.make(job.collector.num_envs, seed=seed))
-        scaled = job.reward_scaling is not None
         self.update = OffPolicyUpdate(
             job.algorithm,
             self.env,
             hidden=job.network.hidden,
             eps=job.optimizer.eps,
             max_grad_norm=job.update.max_grad_norm,
-            reward="scaled_reward" if scaled else "reward",
+            reward="reward" if job.reward_scaling is None else "scaled_reward",
             stopwatch=self.watch,
         )
         self.collector = TransitionCollector(self.env)
@@ -77,12 +76,12 @@ class _OffPolicy:
             low, high = self.bounds or (None, None)
             self.explorer = Explorer(job.exploration, low=low, high=high)
         self.scaling = None
-        if scaled:
+        if (scaling := job.reward_scaling) is not None:
             self.scaling = RewardScaling(
                 job.collector.num_envs,
                 gamma=job.algorithm.gamma,
-                clamp=job.reward_scaling.clamp,
-                constant=job.reward_scaling.constant,
+                clamp=scaling.clamp,
+                constant=scaling.constant,
             )
         self.frames = 0
 
@@ -180,11 +179,9 @@ class _OffPolicy:
 
     def _try(self, observation: Tensor) -> Tensor:
         """Return the actions to collect with."""
-        algorithm = self.job.algorithm
-        if algorithm.loss == "dqn":
-            return self.explorer(self.update.values(observation), self.frames)
-        action = self.update.explore(observation)
-        return action if self.explorer is None else self.explorer(action, self.frames)
+        values = self.job.algorithm.loss == "dqn"
+        x = self.update.values(observation) if values else self.update.explore(observation)
+        return x if self.explorer is None else self.explorer(x, self.frames)
 
     def _end(self, done: Tensor) -> None:
         if self.explorer is not None:

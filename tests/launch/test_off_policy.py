@@ -181,8 +181,22 @@ def test_stable_baselines3_is_given_our_values():
     assert values["target_update_interval"] == 200
     assert values["exploration_fraction"] == 0.1
     assert values["learning_rate"](1.0) == 1e-3
-    values = values_of(prepare(load(find_recipe("mountaincar-continuous-td3")), name="test"))
+    values = values_of(job("pendulum-td3", "collector.num_envs=8", NOISE))
     assert values["policy_delay"] == 2
     assert len(values["action_noise"].noises) == 8
     with pytest.raises(ValueError, match="cannot be given the values of"):
         values_of(job(CARTPOLE, PER))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "seed", "frames"), [("pendulum-sac", 10, 20_000), ("pendulum-ddpg", 12, 20_000)]
+)
+def test_shipped_recipes_learn(tmp_path, recipe, seed, frames):
+    prepared = prepare({**load(find_recipe(recipe)), "seed": seed}, name=recipe)
+    summary = run(tmp_path / "run", prepared)
+    assert summary["solved"]
+    assert summary["final_return"] >= -200
+    assert summary["frames"] <= frames
+    first = read_metrics(tmp_path / "run" / "metrics.jsonl")[0]
+    assert first["greedy_return"] < -1000  # it was learnt, not given
