@@ -2,13 +2,12 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from polopt.envs.control import ControlTask
-from polopt.envs.potentials import CarEnergy
 from polopt.launch.job import COMMON, loss_names, processes, seed, task_names
 from polopt.launch.recipe import RecipeError, build, call, check_keys, complete
 from polopt.losses import Algorithm, gae
@@ -231,7 +230,6 @@ class ControlJob:
     optimizer: Optimizer = field(default_factory=Optimizer)
     observation_scaling: ObservationScaling | None = None
     reward_scaling: RewardScaling | None = None
-    potential: Callable[..., Any] | None = None
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     processes: int = 1
@@ -282,7 +280,7 @@ def prepare(tree: dict[str, Any], *, name: str) -> ControlJob:
         "evaluation": Evaluation,
         "checkpoints": Checkpoints,
     }
-    check_keys(tree, (*COMMON, *sections, "reward_shaping"))
+    check_keys(tree, (*COMMON, *sections))
     for key in ("algorithm", "collector", "update"):
         if key not in tree:
             raise RecipeError(f"the section {key!r} is missing")
@@ -303,7 +301,6 @@ def prepare(tree: dict[str, Any], *, name: str) -> ControlJob:
         if optional and tree[key] is None:
             continue
         settings[key] = read_section(tree, key, kind)
-    settings["potential"] = _potential(tree)
     complete({"use": tree["collector"]["use"]}, collector_names(), "collector")
     job = ControlJob(name=name, tree=tree, task=task, algorithm=algorithm, **settings)
     frames, size = job.collector.frames_per_batch, job.update.minibatch_size
@@ -353,22 +350,6 @@ def read_section(tree: dict[str, Any], key: str, kind: type[T]) -> T:
     defaults = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(section).items()}  # type: ignore[call-overload]
     tree[key] = {**defaults, **given}
     return section
-
-
-def _potential(tree: dict[str, Any]) -> Callable[..., Any] | None:
-    """Build the section `reward_shaping`: the potential, a function of observations."""
-    section = tree.setdefault("reward_shaping", None)
-    if section is None:
-        return None
-    names = {"CarEnergy": CarEnergy}
-    tree["reward_shaping"] = complete(section, names, "reward_shaping")
-    potential = build(section, names, "reward_shaping")
-    if not callable(potential):
-        raise RecipeError(
-            "'reward_shaping' must build a function of observations, for example "
-            f"{{use: CarEnergy, weight: 10}}, got {section!r}"
-        )
-    return potential
 
 
 def _check_algorithm(algorithm: Any) -> None:  # noqa: ANN401

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.collectors import Collector
 
@@ -17,7 +17,6 @@ from polopt.ext.torchrl.networks import distribution_of, flatten, make_actor, ma
 from polopt.ext.torchrl.transforms import (
     GAEAdvantage,
     ObservationScaling,
-    PotentialShaping,
     RewardScaling,
     running_return,
 )
@@ -97,23 +96,16 @@ class _OnPolicy:
             [self.parameters], lr=0.0, eps=job.optimizer.eps, fused=True
         )
         settings = resolve(job.algorithm.advantage, 0).settings
-        reward: NestedKey = ("next", "reward")
-        self.shaping = None
-        if job.potential is not None:
-            self.shaping = PotentialShaping(job.potential, gamma=settings["gamma"])
-            reward = ("next", "shaped_reward")
         self.scaling = None
         if (scaling := job.reward_scaling) is not None:
             self.scaling = RewardScaling(
-                envs,
-                gamma=settings["gamma"],
-                clamp=scaling.clamp,
-                constant=scaling.constant,
-                reward=reward,
+                envs, gamma=settings["gamma"], clamp=scaling.clamp, constant=scaling.constant
             )
-            reward = ("next", "scaled_reward")
         self.advantage = GAEAdvantage(
-            self.critic, **settings, whiten=job.algorithm.advantage.whiten, reward=reward
+            self.critic,
+            **settings,
+            whiten=job.algorithm.advantage.whiten,
+            reward=("next", "reward" if self.scaling is None else "scaled_reward"),
         )
         self.algorithm = copy.deepcopy(job.algorithm)  # its controllers change
         self.loss = PolicyLoss(resolve(self.algorithm, 0))
@@ -232,8 +224,6 @@ class _OnPolicy:
 
     def _learn_from(self, batch: TensorDictBase, frames: int) -> tuple[dict[str, Tensor], float]:
         lr = self._schedule(frames)
-        if self.shaping is not None:
-            self.shaping(batch)
         if self.scaling is not None:
             self.scaling(batch)
         self.advantage(batch)

@@ -1,7 +1,5 @@
 """What a collected batch gets before the loss sees it: scaled rewards and advantages."""
 
-from collections.abc import Callable
-
 import torch
 from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
@@ -13,7 +11,6 @@ from polopt.losses import discounted_return, gae, whiten
 __all__ = [
     "GAEAdvantage",
     "ObservationScaling",
-    "PotentialShaping",
     "RewardScaling",
     "running_return",
 ]
@@ -96,46 +93,12 @@ class ObservationScaling(nn.Module):
         self.deviation.copy_((squares / count + 1e-8).sqrt())
 
 
-class PotentialShaping(TensorDictModuleBase):
-    """Adds γ·Φ(s′) − Φ(s) to the reward: a hint that does not change which policy is optimal.
-
-    Φ of a terminal state counts as zero, or the hint would be a reward for ending; at a time
-    limit it is kept, like the value. Use it for training only. Reads `observation`, `next`'s
-    `observation`, `reward` and `terminated`; writes `("next", "shaped_reward")`.
-
-    Source: Ng, Harada, Russell, "Policy invariance under reward transformations", 1999.
-
-    Args:
-        potential: Φ, from observations [..., O] to [...].
-        gamma: Discount of the task.
-    """
-
-    in_keys = ("observation", ("next", "observation"), ("next", "reward"), ("next", "terminated"))
-    out_keys = (("next", "shaped_reward"),)
-
-    def __init__(self, potential: Callable[[Tensor], Tensor], *, gamma: float) -> None:
-        super().__init__()
-        self.potential, self.gamma = potential, gamma
-
-    @torch.no_grad()
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write the shaped reward to `tensordict` [N, T] and return it."""
-        before, after = (
-            self.potential(tensordict[key]).unsqueeze(-1)
-            for key in ("observation", ("next", "observation"))
-        )
-        after = torch.where(tensordict["next", "terminated"], 0.0, after)
-        reward = tensordict["next", "reward"]
-        tensordict["next", "shaped_reward"] = reward + self.gamma * after - before
-        return tensordict
-
-
 class RewardScaling(TensorDictModuleBase):
     """Divides rewards by the running standard deviation of the discounted return.
 
     The mean is not subtracted: that would change what is optimal. In training mode each
     batch first updates the statistics; after `eval()` they stay. They are buffers, so they
-    are part of the `state_dict`. Reads `reward` and `("next", "done")`, writes
+    are part of the `state_dict`. Reads `("next", "reward")`, writes
     `("next", "scaled_reward")`.
 
     Order as in stable-baselines3's `VecNormalize`: the return is updated, counted, and then
@@ -147,12 +110,12 @@ class RewardScaling(TensorDictModuleBase):
         gamma: Discount of the return.
         clamp: Scaled rewards are clamped to ± this; None leaves them.
         constant: Divide by this number instead; nothing is measured then.
-        reward: Entry that holds the reward, [N, T, 1].
 
     Raises:
         ValueError: If `clamp` or `constant` is not positive.
     """
 
+    in_keys = (("next", "reward"), ("next", "done"))
     out_keys = (("next", "scaled_reward"),)
 
     def __init__(
@@ -162,11 +125,9 @@ class RewardScaling(TensorDictModuleBase):
         gamma: float,
         clamp: float | None = 10.0,
         constant: float | None = None,
-        reward: NestedKey = ("next", "reward"),
     ) -> None:
         super().__init__()
         _check_positive(clamp=clamp, constant=constant)
-        self.in_keys = (reward, ("next", "done"))
         self.gamma, self.clamp, self.constant = gamma, clamp, constant
         self.running: Tensor
         self.moments: Tensor
@@ -185,7 +146,7 @@ class RewardScaling(TensorDictModuleBase):
     @torch.no_grad()
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the scaled reward to `tensordict` [N, T] and return it."""
-        reward = tensordict[self.in_keys[0]]
+        reward = tensordict["next", "reward"]
         if self.training and self.constant is None:
             self._measure(reward.squeeze(-1), tensordict["next", "done"].squeeze(-1))
         scaled = reward / self.scale.to(reward.dtype)

@@ -1,4 +1,4 @@
-"""Scaling of observations inside the networks, and shaping of the reward by a potential."""
+"""Scaling of observations inside the networks."""
 
 import pytest
 import torch
@@ -7,12 +7,9 @@ pytest.importorskip("torchrl")
 
 from tensordict import TensorDict
 
-from polopt.envs.control import mountain_car, pendulum
-from polopt.envs.potentials import CarEnergy
-from polopt.ext.torchrl.collector import BatchedCollector
+from polopt.envs.control import pendulum
 from polopt.ext.torchrl.networks import distribution_of, flatten, make_actor, make_critic, value_of
-from polopt.ext.torchrl.transforms import ObservationScaling, PotentialShaping, RewardScaling
-from polopt.losses import discounted_return
+from polopt.ext.torchrl.transforms import ObservationScaling
 
 
 def observations(*shape):
@@ -75,58 +72,3 @@ def test_the_networks_scale_on_every_path():
     torch.testing.assert_close(value_of(critic)(raw), value_of(plain_critic)(scaling(raw)))
     scaling.measure(raw + 30.0)
     assert not torch.allclose(distribution_of(actor)(raw).mean, expected)
-
-
-def test_shaping_leaves_the_order_of_policies_alone():
-    """Returns of whole episodes change by −Φ(s₀) and at a time limit by γ^T·Φ(s_T)."""
-    torch.manual_seed(0)
-    task, gamma = mountain_car(), 0.9
-    env = task.make(6, seed=0)
-    env.max_steps = 12
-    state = torch.tensor([[0.45, 0.05]] * 3 + [[-0.5, 0.0]] * 3, dtype=torch.float64)
-    env.restore({"state": state, "steps": torch.zeros(6, dtype=torch.int64)})
-    batch = BatchedCollector(env, make_actor(env), frames_per_batch=72, total_frames=72).collect()
-    ended = batch["next", "terminated"].squeeze(-1)
-    assert ended[:3].any(-1).all()
-    assert not ended[3:].any()
-    potential = CarEnergy(weight=7.0)
-    PotentialShaping(potential, gamma=gamma)(batch)
-    done = batch["next", "done"].squeeze(-1)
-    plain, shaped = (
-        discounted_return(batch["next", name].squeeze(-1), done, gamma=gamma)[:, 0]
-        for name in ("reward", "shaped_reward")
-    )
-    first = potential(batch["observation"][:, 0])
-    last = potential(batch["next", "observation"][:, 11]) * gamma**12
-    expected = plain - first + torch.where(ended.any(-1), 0.0, last)
-    torch.testing.assert_close(shaped, expected, atol=1e-4, rtol=1e-5)
-
-
-def test_shaped_rewards_can_be_scaled():
-    data = TensorDict(
-        {
-            "observation": torch.zeros(1, 2, 2),
-            "next": {
-                "observation": torch.ones(1, 2, 2),
-                "reward": torch.ones(1, 2, 1),
-                "done": torch.zeros(1, 2, 1, dtype=torch.bool),
-                "terminated": torch.zeros(1, 2, 1, dtype=torch.bool),
-            },
-        },
-        [1, 2],
-    )
-    PotentialShaping(lambda o: o.sum(-1), gamma=0.5)(data)
-    RewardScaling(1, gamma=0.5, constant=4.0, reward=("next", "shaped_reward"))(data)
-    assert data["next", "scaled_reward"].flatten().tolist() == [0.5, 0.5]
-
-
-def test_the_energy_of_a_car():
-    energy = CarEnergy(weight=2.0)
-    valley, goal = torch.tensor([-torch.pi / 6, 0.0]), torch.tensor([torch.pi / 6, 0.0])
-    torch.testing.assert_close(energy(torch.stack((valley, goal))), torch.tensor([0.0, 2.0]))
-    physics = mountain_car().physics
-    state = physics.start(torch.rand(50, 2, dtype=torch.float64))
-    start = energy(state)
-    for _ in range(30):  # pushing the way it rolls gathers energy; gravity alone does not
-        state, _, _ = physics.step(state, torch.where(state[:, 1] > 0, 2, 0))
-    assert (energy(state) > start + 0.1).all()
