@@ -256,7 +256,7 @@ def test_wrong_settings_are_one_sentence(setting, message):
     ("recipe", "frames"),
     [
         ("mountaincar-ppo", 150_000),
-        ("mountaincar-continuous-ppo", 20_000),
+        ("mountaincar-continuous-ppo", 40_000),
         *((name, 100_000) for name in VARIANTS),
     ],
 )
