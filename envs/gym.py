@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from polopt.envs.batched import VectorEnv
+from polopt.envs.finite import EnvError
 
 try:
     import gymnasium
@@ -69,6 +70,7 @@ class GymnasiumEnv(VectorEnv):
 
     Raises:
         ValueError: As `check_id`.
+        EnvError: In use, if an observation has another shape than the environment declares.
         ImportError: If its simulator is not installed.
     """
 
@@ -84,6 +86,7 @@ class GymnasiumEnv(VectorEnv):
     ) -> None:
         check_id(name, arguments or {})
         super().__init__(num_envs)
+        self._name = name
         self._envs = [_make(name, arguments or {}) for _ in range(num_envs)]
         seen, action = self._envs[0].observation_space, self._envs[0].action_space
         self._first = int(action.start) if isinstance(action, Discrete) else 0
@@ -107,6 +110,7 @@ class GymnasiumEnv(VectorEnv):
         self._observation, self._flags = self._observation.clone(), self._flags.clone()
         for row in rows:
             observation, _ = self._envs[row].reset(seed=seeds[row])
+            self._check_shape(row, observation)
             self._observation[row] = _floats(observation)
             self._flags[:, row] = False
         return self._observation
@@ -123,7 +127,9 @@ class GymnasiumEnv(VectorEnv):
         paid = np.zeros(len(choices), np.float32)
         for row, choice in enumerate(choices):
             if not over[row]:
-                seen[row], paid[row], flags[0, row], flags[1, row], _ = self._envs[row].step(choice)
+                reached, paid[row], flags[0, row], flags[1, row], _ = self._envs[row].step(choice)
+                self._check_shape(row, reached)  # numpy would stretch a shorter one
+                seen[row] = reached
         observation, reward, flags = map(torch.from_numpy, (seen, paid, flags))
         self._observation, self._flags = observation, flags
         return observation, reward, flags[0], flags[1]
@@ -148,6 +154,14 @@ class GymnasiumEnv(VectorEnv):
     def _observe(self) -> Tensor:
         return self._observation
 
+    def _check_shape(self, row: int, observation: Any) -> None:  # noqa: ANN401
+        shape, declared = np.shape(observation), tuple(self._observation.shape[1:])
+        if shape != declared:
+            raise EnvError(
+                f"environment {row} of {self._name} gave an observation of shape {list(shape)}, "
+                f"its observation_space declares {list(declared)}: mend one of them"
+            )
+
 
 def _floats(array: Any) -> Tensor:  # noqa: ANN401
     return torch.as_tensor(array, dtype=torch.float32)
@@ -166,7 +180,7 @@ def _make(name: str, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
         near = difflib.get_close_matches(name, gymnasium.registry, 1, 0.0)
         hint = f", did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"gymnasium has no environment {name!r}{hint}") from error
-    except TypeError as error:
+    except Exception as error:  # whatever a simulator does with arguments it cannot take
         raise ValueError(
             f"gymnasium cannot make {name!r} with {dict(arguments)}: {error}"
         ) from error

@@ -19,6 +19,8 @@ __all__ = ["BanditJob", "Plays", "prepare"]
 _POINTS = 8
 """Lines of metrics per decade of plays."""
 
+_MOST_RUNS = 1_000_000
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plays:
@@ -36,6 +38,11 @@ class Plays:
         for name in ("runs", "plays"):
             if getattr(self, name) < 2:
                 raise ValueError(f"{name} must be at least 2, got {getattr(self, name)}")
+        if self.runs > _MOST_RUNS:
+            raise ValueError(
+                f"runs {self.runs:,} is more than the {_MOST_RUNS:,} that are held at a time: "
+                "play fewer"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

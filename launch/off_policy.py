@@ -1,5 +1,8 @@
 """The job of a control task whose algorithm learns from replayed transitions."""
 
+import contextlib
+import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -11,6 +14,7 @@ from polopt.launch.control import (
     Network,
     Optimizer,
     RewardScaling,
+    check_copies,
     check_positive,
     read_section,
 )
@@ -50,6 +54,7 @@ class Collection:
 
     def __post_init__(self) -> None:
         check_positive(self, "num_envs", "frames_per_batch", "total_frames")
+        check_copies(self, "num_envs")
         if self.frames_per_batch % self.num_envs:
             raise ValueError(
                 f"frames_per_batch {self.frames_per_batch} must be a multiple of num_envs "
@@ -178,6 +183,19 @@ class OffPolicyJob:
             "episodes_per_evaluation": self.evaluation.episodes,
         }
 
+    def check_here(self) -> None:
+        """Refuse a buffer that the machine has no memory for; see `Job`."""
+        with contextlib.closing(self.task.make(1, seed=0)) as env:
+            width = env.observation_spec["observation"].shape[-1]
+            actions = math.prod(env.action_spec_unbatched.shape)
+        need = 4 * self.replay.capacity * (2 * width + actions + 2)  # the least that it takes
+        have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if need > have:
+            raise RecipeError(
+                f"'replay.capacity' {self.replay.capacity:,} needs {need / 2**30:,.0f} GiB, this "
+                f"machine has {have / 2**30:,.0f}: keep fewer transitions"
+            )
+
     def train(self, run: "Run") -> dict[str, Any]:
         """See `Job`."""
         from polopt.launch.off_policy_run import train
@@ -245,11 +263,29 @@ def prepare(tree: dict[str, Any], *, name: str) -> OffPolicyJob:
 
 
 def _check_actions(task: ControlTask, algorithm: OffPolicy) -> None:
-    """Refuse an algorithm for the other kind of actions."""
-    env = task.make(1, seed=0)
-    discrete = not env.action_spec_unbatched.shape
-    env.close()
+    """Refuse an algorithm for the other kind of actions, or one that their range does not suit."""
+    with contextlib.closing(task.make(1, seed=0)) as env:
+        spec = env.action_spec_unbatched
+    discrete = not spec.shape
     if discrete == algorithm.discrete:
+        if not discrete:
+            low, high = spec.space.low, spec.space.high
+            if not ((high > low) & (high - low).isfinite()).all():
+                raise RecipeError(
+                    f"'algorithm': {algorithm.loss} needs actions within finite bounds, those of "
+                    f"{task.name} are {low.tolist()} and {high.tolist()}: give its action_space "
+                    "others, or use ppo"
+                )
+        if algorithm.entropy is not None and algorithm.entropy.tuned:
+            most = math.log(spec.space.n) if discrete else float((high - low).log().sum())
+            target = algorithm.entropy.target
+            # The default of discrete actions is below, whatever their number.
+            target = -float(len(low)) if target is None and not discrete else target
+            if target is not None and target >= most:
+                raise RecipeError(
+                    f"'algorithm.target_entropy' {target:g} is out of reach, the uniform policy on "
+                    f"the actions of {task.name} has {most:.3g} nats: set a lower one"
+                )
         return
     if discrete:
         other = "discrete_sac" if algorithm.loss == "sac" else "dqn"

@@ -190,7 +190,7 @@ class _OffPolicy:
     def _store(self, batch: TensorDictBase) -> None:
         if self.scaling is not None:  # measures; what is stored stays as it was paid
             self.scaling.train()(batch.copy())
-        transitions = self.n_step(batch).reshape(-1)
+        transitions = self.n_step(batch).flatten(0, 1)  # there may be none
         if len(transitions):
             self.buffer.extend(transitions)
         self.watch.lap("replay")

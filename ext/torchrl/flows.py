@@ -101,10 +101,9 @@ def make_flow_actor(
     space = env.action_spec_unbatched.space
     low, high = getattr(space, "low", None), getattr(space, "high", None)
     if low is None or not torch.isfinite(high - low).all():
-        kind = type(env.action_spec_unbatched).__name__
+        kind = "discrete ones" if low is None else f"bounds {low.tolist()} and {high.tolist()}"
         raise ValueError(
-            f"policy 'flow' needs bounded continuous actions, got a space of type {kind}: use "
-            "policy 'standard'"
+            f"policy 'flow' needs bounded continuous actions, got {kind}: use policy 'standard'"
         )
     width = env.observation_spec["observation"].shape[-1]
     flow = NSF(

@@ -1,5 +1,8 @@
 """Environments of gymnasium: the same numbers as gymnasium's own, whole transitions, refusals."""
 
+import math
+
+import numpy as np
 import pytest
 import torch
 
@@ -10,12 +13,16 @@ from torchrl.envs.utils import check_env_specs
 
 from polopt.envs.control import cartpole
 from polopt.envs.control import gymnasium as task_of
+from polopt.envs.finite import EnvError
 from polopt.ext.torchrl.collector import BatchedCollector
 from polopt.ext.torchrl.evaluate import greedy_returns
 from polopt.ext.torchrl.networks import distribution_of, make_actor
 from polopt.launch.control import prepare
+from polopt.launch.off_policy import prepare as prepare_off_policy
+from polopt.launch.recipe import RecipeError, load
 from polopt.launch.record import read_metrics
 from polopt.launch.run import Run
+from polopt.launch.train import find_recipe
 
 SCALED = {"gravity": 9.0}  # for Pendulum: an argument of the environment itself
 
@@ -95,6 +102,45 @@ def test_refusals():
         task_of(name="FrozenLake-v1")
     with pytest.raises(ValueError, match=r"cannot make 'CartPole-v1' with \{'gravity'"):
         task_of(name="CartPole-v1", arguments=SCALED)
+    with pytest.raises(ValueError, match=r"cannot make 'Two-v0' with \{'high': 0.0\}: too low"):
+        task_of(name="Two-v0", arguments={"high": 0.0})
+
+
+class Two(gymnasium.Env):
+    """Observes two numbers, or `seen` of them, and takes an action of at least −1."""
+
+    def __init__(self, high=1.0, seen=2, first=2):
+        assert high > 0, "too low"
+        self.observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
+        self.action_space = gymnasium.spaces.Box(-1.0, high, (1,))
+        self.seen, self.first = seen, first
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(self.first, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(self.seen, np.float32), 0.0, False, False, {}
+
+
+gymnasium.register("Two-v0", Two, max_episode_steps=5)
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_an_observation_of_another_shape_is_refused(length):
+    env = task_of(name="Two-v0", arguments={"seen": length}).make(2)
+    env.restart()
+    with pytest.raises(EnvError, match=rf"shape \[{length}\], its observation_space declares \[2"):
+        env.advance(torch.zeros(2, 1))
+    with pytest.raises(EnvError, match="environment 0 of Two-v0 gave an observation of shape"):
+        task_of(name="Two-v0", arguments={"first": length}).make(2).restart()
+
+
+def test_actions_without_bounds_are_refused_off_policy():
+    tree = load(find_recipe("pendulum-sac"))
+    prepare_off_policy(tree | {"task": {"use": "gymnasium", "name": "Two-v0"}}, name="test")
+    tree["task"] = {"use": "gymnasium", "name": "Two-v0", "arguments": {"high": math.inf}}
+    with pytest.raises(RecipeError, match=r"sac needs actions within finite bounds.*\[inf\]: give"):
+        prepare_off_policy(tree, name="test")
 
 
 def test_a_recipe_trains_and_resumes(tmp_path):

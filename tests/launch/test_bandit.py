@@ -77,6 +77,7 @@ def test_resuming_is_exact(tmp_path, rule):
         ("exploration={use: Ucp}", "unknown name 'Ucp', did you mean 'Ucb'"),
         ("exploration={use: Ucb, c: -1}", "c must be a finite number of at least 0, got -1"),
         ("play.plays=1", "plays must be at least 2, got 1"),
+        ("play.runs=9000000", "runs 9,000,000 is more than the 1,000,000 that are held"),
         ("play.games=3", "unknown key 'play.games'"),
         ("task.means=[0.5, 1.5]", r"must be in \[0, 1\]"),
         ("algorithm={use: ppo}", "unknown section 'algorithm'"),

@@ -74,6 +74,11 @@ def run(path, prepared, *, resume=False):
         (PENDULUM, "algorithm={use: sac, alpha: 0.0}", "alpha must be positive and finite"),
         (PENDULUM, "algorithm={use: sac, target_entropy: -1.0, tune_alpha: false}",
          "target_entropy -1.0 needs a temperature that is tuned"),
+        (PENDULUM, "algorithm={use: sac, target_entropy: 1.4}", "target_entropy' 1.4 is out of "
+         "reach, the uniform policy on the actions of Pendulum-v1 has 1.39 nats"),
+        (CARTPOLE, "algorithm={use: discrete_sac, target_entropy: 0.7}", "out of reach.* 0.693 "),
+        (CARTPOLE, "collector.num_envs=2000000", "num_envs 2,000,000 is more than the 1,000,000"),
+        (CARTPOLE, "evaluation.episodes=2000000", "episodes 2,000,000 is more than"),
         (PENDULUM, "algorithm={use: td3, smoothing_noise: -1.0}", "smoothing_noise must not be"),
         (PENDULUM, "algorithm={use: ddpg}", "'exploration' is missing, ddpg has no randomness"),
         (CARTPOLE, "update.epochs=3", "unknown key 'update.epochs'"),
@@ -86,6 +91,19 @@ def test_wrong_recipes_are_one_sentence(recipe, setting, message):
     override(wrong, setting)
     with pytest.raises(RecipeError, match=message):
         prepare(wrong, name="test")
+
+
+def test_a_buffer_beyond_the_memory_is_refused_before_a_run():
+    job(CARTPOLE).check_here()
+    huge = job(CARTPOLE, "replay.capacity=10000000000000")
+    with pytest.raises(RecipeError, match=r"'replay.capacity' 10,000,000,000,000 needs .* GiB"):
+        huge.check_here()
+
+
+def test_transitions_longer_than_a_batch_wait_for_later_ones(tmp_path):
+    run(tmp_path, job(PENDULUM, "replay.n_step=20"))  # a batch has 8 steps
+    sizes = [m["replay_size"] for m in read_metrics(tmp_path / "metrics.jsonl") if "updates" in m]
+    assert sizes == [0, 0, 4 * (24 - 19), 4 * (32 - 19), 4 * (40 - 19), 4 * (48 - 19)]
 
 
 def test_missing_sections_are_named():
