@@ -64,7 +64,7 @@ def serve(args: argparse.Namespace, signals: object) -> Result:
             "trainer.vllm_mode=server"
         )
     job.check_here()
-    model = str(args.model or job.model.make(job.task))
+    model = str(args.model or job.model.make(job.task, None))
     try:
         folder = new_folder(Path(args.runs), f"{job.name}-server")
     except ValueError as error:
