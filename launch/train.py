@@ -1,6 +1,7 @@
 """`polopt train`: from the command line to a finished run folder."""
 
 import argparse
+import errno
 import os
 import shlex
 import signal
@@ -27,6 +28,8 @@ __all__ = ["find_recipe", "flatten", "is_file", "recipe_names", "train"]
 
 LENGTH = ("collector.total_frames", "trainer.max_steps", "evaluation.stop_at")
 """What may differ when a run is resumed: how long it goes on."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 _FOLDER = "POLOPT_RUN"  # the run folder of all ranks, set by whoever starts them
 
@@ -315,7 +318,11 @@ def _execute(job: Job, run: Run, signals: Signals) -> Result:
         summary |= {"status": "failed", "error": str(error)}
         code = 1
     except (Exception, SystemExit) as error:
-        traceback.print_exc()
+        if told := _about_disk(error):
+            mend = f"make room, then go on with polopt train --resume {run.path}"
+            print(f"polopt: {told}: {mend}", file=sys.stderr)
+        else:
+            traceback.print_exc()
         summary |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
         code = 1
     signals.patient = False
@@ -327,6 +334,15 @@ def _execute(job: Job, run: Run, signals: Signals) -> Result:
         print(f"polopt: cannot write the summary to {run.path}: {error.strerror}", file=sys.stderr)
         code = code or 1
     return Result(content=summary, text=_text(summary), code=code)
+
+
+def _about_disk(error: BaseException) -> str:
+    """Say that files cannot be written, if that is the error; otherwise nothing."""
+    if not isinstance(error, OSError):
+        return ""
+    if str(error).startswith("cannot write"):  # a checkpoint's, which says all
+        return str(error)
+    return f"cannot write the run: {error.strerror}" if error.errno in _FULL else ""
 
 
 def _text(summary: Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import resource
 import shlex
 import shutil
 import signal
@@ -350,6 +351,23 @@ def test_a_finished_run_is_left_as_it_is(here, capfd, only_run):
     assert main(["train", "--resume", path, "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["cpu_seconds"] == summary["cpu_seconds"]
     assert {p: p.stat().st_mtime_ns for p in here.rglob("*")} == before
+
+
+@needs_safetensors
+def test_a_full_disk_is_said(here, capfd, only_run):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8000, before[1]))
+    try:
+        code = main(["train", "fake.yaml", "collector={total_frames: 500, save_every: 1000}"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    err = capfd.readouterr().err
+    assert code == 1
+    assert "cannot write the run: File too large: make room, then go on with polopt train" in err
+    assert "Traceback" not in err
+    assert read_run(only_run()).summary["status"] == "failed"
+    assert main(["train", "--resume", str(only_run())]) == 0
+    assert [m["step"] for m in read_run(only_run()).metrics] == list(range(1, 501))
 
 
 @needs_safetensors
