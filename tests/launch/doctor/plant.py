@@ -5,7 +5,7 @@
 
 The runs of the half `set` were used to choose the thresholds of the rules; those of the half
 `report`, with other seeds, other algorithms and other tasks, were not. `score.py` counts.
-`--pack` packs them into runs/, one archive for each half.
+`--pack` packs them into logs/, one archive for each half.
 """
 
 import argparse
@@ -41,8 +41,6 @@ class Case:
         name: Of its folder: world, task, fault, strength, seed.
         fault: What is wrong with it; empty for a healthy run.
         strength: `weak` or `strong`.
-        accept: Rules that name this fault.
-        others: Detectors of other tools that could be meant by it.
         settings: What differs from the healthy run.
     """
 
@@ -53,8 +51,6 @@ class Case:
     settings: dict[str, Any]
     fault: str = ""
     strength: str = ""
-    accept: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -70,6 +66,8 @@ _STRENGTHS = {
     ("set", "sb3"): ("strong",),
     ("report", "sb3"): ("weak",),
     ("report", "polopt"): ("weak",),
+    ("report", "polopt_llm"): ("weak",),
+    ("report", "trl"): ("strong",),
 }
 
 
@@ -86,8 +84,7 @@ def cases(half: str) -> Iterator[Case]:
             for strength in _STRENGTHS.get((half, world), ("weak", "strong")):
                 yield Case(
                     world=world, half=half, base=on, seed=seeds[0], settings=row[strength],
-                    fault=row["fault"], strength=strength, accept=tuple(row["accept"]),
-                    others=tuple(row.get("others", ())),
+                    fault=row["fault"], strength=strength,
                 )  # fmt: skip
     for world, bases in (
         ("polopt", ("cartpole", "pendulum", "acrobot", "a2c", "reinforce")),
@@ -106,7 +103,7 @@ _CONTROL = {
     "cartpole": ("cartpole-ppo", {"task.of": "cartpole", "collector.total_frames": 40_960}),
     "pendulum": ("pendulum-ppo", {
         "task.of": "pendulum", "collector.num_envs": 8, "collector.frames_per_batch": 1600,
-        "update.minibatch_size": 400, "collector.total_frames": 48_000, "task.batch": 8,
+        "update.minibatch_size": 400, "collector.total_frames": 32_000, "task.batch": 8,
     }),
     "acrobot": ("acrobot-ppo", {"task.of": "acrobot", "collector.total_frames": 102_400}),
     "a2c": ("cartpole-a2c", {"task.of": "cartpole", "collector.total_frames": 51_200}),
@@ -141,8 +138,10 @@ def polopt(case: Case, folder: Path) -> None:
         c["total_frames"] = c["frames_per_batch"] * 100
     if u["epochs"] > 60:
         c["total_frames"] = c["frames_per_batch"] * 12
+    steps = c["frames_per_batch"] / c["num_envs"]
     for fault, count in (("sleep", 12), ("slower", 24)):
         if tree["task"].get(fault):
+            tree["task"][fault] *= 32 / steps  # the same seconds in a batch of every task
             c["total_frames"] = c["frames_per_batch"] * count
     tree["checkpoints"]["every"] = min(tree["checkpoints"]["every"], c["total_frames"])
     _execute(tree, case, folder)
@@ -320,7 +319,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.pack:
         for half in args.half:
-            pack(args.out / half, HERE / "runs" / f"{half}.tar.xz")
+            pack(args.out / half, HERE / "logs" / f"{half}.tar.xz")
         return
     import torch
 
@@ -342,7 +341,7 @@ def main() -> None:
                 ):
                     RUNNERS[case.world](case, place)
                 spent = time.process_time() - began
-                meta = {"fault": case.fault, "strength": case.strength, "accept": case.accept,
+                meta = {"fault": case.fault, "strength": case.strength,
                         "world": case.world, "cpu_seconds": round(spent, 1)}  # fmt: skip
                 (place / "case.json").write_text(json.dumps(meta))
                 folder.parent.mkdir(parents=True, exist_ok=True)

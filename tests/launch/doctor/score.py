@@ -2,7 +2,7 @@
 
     python tests/launch/doctor/score.py report [--verbose] [--export OTHER]
 
-Reads an archive of runs/ (`set`, `report`), or a folder that `plant.py` filled. A fault is named
+Reads an archive of logs/ (`set`, `report`), or a folder that `plant.py` filled. A fault is named
 first if the first finding is one of the rules that stand for it; a finding on a healthy run is a
 false alarm.
 """
@@ -13,6 +13,17 @@ import tarfile
 import tempfile
 from collections import defaultdict
 from pathlib import Path
+
+import yaml
+
+_TABLES = {"polopt": "polopt", "sb3": "sb3", "polopt_llm": "llm", "trl": "llm"}
+_FAULTS = yaml.safe_load((Path(__file__).parent / "faults.yaml").read_text())
+ACCEPT = {
+    (world, row["fault"]): row["accept"]
+    for world, table in _TABLES.items()
+    for row in _FAULTS[table]
+}
+"""Rules that name a fault, by world and fault."""
 
 
 def examine(folder):
@@ -32,6 +43,7 @@ def score(root):
     rows = []
     for meta in sorted(root.glob("*/case.json")):
         case = json.loads(meta.read_text())
+        case["accept"] = ACCEPT.get((case["world"], case["fault"]), [])
         rows.append({"name": meta.parent.name, **case, "found": examine(meta.parent)})
     return rows
 
@@ -93,7 +105,7 @@ def main():
 
 def unpack(half, target):
     """Unpack the runs of a half."""
-    with tarfile.open(Path(__file__).parent / "runs" / f"{half}.tar.xz") as archive:
+    with tarfile.open(Path(__file__).parent / "logs" / f"{half}.tar.xz") as archive:
         archive.extractall(target, filter="data")
 
 
