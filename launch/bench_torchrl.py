@@ -121,7 +121,8 @@ def _train(trial: Trial, values: _Values) -> dict[str, Any]:
         for group in optimizer.param_groups:
             group["lr"] = values.lr * (rest if values.lr_falls else 1.0)
         if values.clip_falls:
-            loss.clip_epsilon.data.fill_(0.2 * rest)
+            clip: Any = loss.clip_epsilon
+            clip.fill_(0.2 * rest)
         for _ in range(values.epochs):
             with torch.no_grad():
                 batch = gae(batch)

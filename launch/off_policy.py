@@ -266,10 +266,13 @@ def _check_actions(task: ControlTask, algorithm: OffPolicy) -> None:
     """Refuse an algorithm for the other kind of actions, or one that their range does not suit."""
     with contextlib.closing(task.make(1, seed=0)) as env:
         spec = env.action_spec_unbatched
+    space: Any = spec.space
     discrete = not spec.shape
     if discrete == algorithm.discrete:
+        low: Any = None
+        high: Any = None
         if not discrete:
-            low, high = spec.space.low, spec.space.high
+            low, high = space.low, space.high
             if not ((high > low) & (high - low).isfinite()).all():
                 raise RecipeError(
                     f"'algorithm': {algorithm.loss} needs actions within finite bounds, those of "
@@ -277,7 +280,7 @@ def _check_actions(task: ControlTask, algorithm: OffPolicy) -> None:
                     "others, or use ppo"
                 )
         if algorithm.entropy is not None and algorithm.entropy.tuned:
-            most = math.log(spec.space.n) if discrete else float((high - low).log().sum())
+            most = math.log(space.n) if discrete else float((high - low).log().sum())
             target = algorithm.entropy.target
             # The default of discrete actions is below, whatever their number.
             target = -float(len(low)) if target is None and not discrete else target

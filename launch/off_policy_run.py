@@ -69,7 +69,7 @@ class _OffPolicy:
         self.collector = TransitionCollector(self.env)
         self.n_step = NStep(job.replay.n_step, gamma=job.algorithm.gamma)
         self.buffer = _make_buffer(job.replay)
-        space = self.env.action_spec_unbatched.space
+        space: Any = self.env.action_spec_unbatched.space
         self.bounds = None if job.algorithm.discrete else (space.low, space.high)
         self.explorer = None
         if job.exploration is not None:
@@ -106,8 +106,8 @@ class _OffPolicy:
         for name, value in numbers.items():
             if name.startswith("loss_") and not math.isfinite(value):
                 raise FloatingPointError(
-                    f"{name} became {value} in the updates at frame {frames}: go on from the "
-                    "newest checkpoint with a lower optimizer.lr"
+                    f"{name} became {value} in the updates at frame {frames}: try a lower "
+                    "optimizer.lr"
                 )
         numbers |= {
             "learning_rate": lr,
@@ -172,7 +172,8 @@ class _OffPolicy:
     def _anything(self, observation: Tensor) -> Tensor:
         """Return uniformly random actions."""
         if self.bounds is None:
-            count = self.env.action_spec_unbatched.space.n
+            space: Any = self.env.action_spec_unbatched.space
+            count = space.n
             return torch.randint(count, observation.shape[:1])
         low, high = self.bounds
         return low + (high - low) * torch.rand(len(observation), len(low))
@@ -199,12 +200,21 @@ class _OffPolicy:
         replay, count = self.job.replay, self.job.update.steps_per_batch
         if replay.prioritised is None:
             return self.update(self._draw(count * replay.batch_size), replay.batch_size)
-        self.buffer.sampler.anneal(frames)
+        sampler: Any = self.buffer.sampler  # ours
+        sampler.anneal(frames)
         history = []
         for _ in range(count):
             batch = self._draw(replay.batch_size)
             history.append(self.update(batch, replay.batch_size))
-            self.buffer.update_tensordict_priority(batch)
+            try:
+                self.buffer.update_tensordict_priority(batch)
+            except ValueError as error:
+                if batch["td_error"].isfinite().all():
+                    raise
+                raise FloatingPointError(
+                    f"a TD error is not finite in the updates at frame {frames}: try a lower "
+                    "optimizer.lr"
+                ) from error
             self.watch.lap("replay")
         names = dict.fromkeys(name for step in history for name in step)
         return {n: torch.stack([s[n] for s in history if n in s]).mean() for n in names}
@@ -218,7 +228,7 @@ class _OffPolicy:
 
     def _schedules(self, frames: int) -> dict[str, float]:
         """What of the exploration is scheduled."""
-        rule = self.job.exploration
+        rule: Any = self.job.exploration
         settings = {} if rule is None else {f.name: getattr(rule, f.name) for f in fields(rule)}
         return {
             name: value_at(setting, frames)

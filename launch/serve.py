@@ -64,7 +64,7 @@ def serve(args: argparse.Namespace, signals: object) -> Result:
             "trainer.vllm_mode=server"
         )
     job.check_here()
-    model = str(args.model or job.model.make(job.task, None))
+    model = str(args.model or job.model.make(job.task, _no_progress))
     try:
         folder = new_folder(Path(args.runs), f"{job.name}-server")
     except ValueError as error:
@@ -94,3 +94,7 @@ def serve(args: argparse.Namespace, signals: object) -> Result:
     error = f"the server ended by itself; see {folder / LOG}"
     print(f"polopt: {error}", file=sys.stderr)
     return Result(content={**content, "error": error}, text="", code=1)
+
+
+def _no_progress(done: float, total: float, text: str) -> None:
+    pass
