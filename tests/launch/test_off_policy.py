@@ -177,10 +177,12 @@ def test_metrics(tmp_path):
     assert (tmp_path / "run" / "learning_curve.svg").exists()
 
 
-def test_a_loss_that_is_not_finite_is_told(tmp_path):
-    prepared = job(CARTPOLE, "optimizer.lr=1e30", "algorithm.value_loss=l2")
+@pytest.mark.parametrize(("prioritised", "what"), [("null", "loss_critic"), ("{}", "a TD error")])
+def test_a_number_that_is_not_finite_is_told(tmp_path, prioritised, what):
+    settings = ("optimizer.lr=1e30", "algorithm.value_loss=l2")
+    prepared = job(CARTPOLE, *settings, f"replay.prioritised={prioritised}")
     (tmp_path / "run").mkdir()
-    with pytest.raises(FloatingPointError, match=r"with a lower optimizer\.lr"):
+    with pytest.raises(FloatingPointError, match=rf"{what} .* frame \d+: try a lower optimi"):
         prepared.train(Run(tmp_path / "run", prepared.tree))
 
 
