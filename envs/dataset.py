@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from polopt.envs.contract import Reward, import_reward, name_of
 from polopt.envs.isolation import Isolated, isolated
 from polopt.envs.prompts import Prompts, digest, hold_out, read
-from polopt.envs.rewards import BySource
+from polopt.envs.rewards import BySource, FromFile
 from polopt.envs.rows import Source
 from polopt.envs.text import TextTask
 
@@ -89,6 +89,13 @@ class DatasetTask(TextTask):
     @functools.cached_property
     def _report(self) -> dict[str, Any]:
         train, evaluation = self.train.dataset, self.evaluation.dataset  # type: ignore[attr-defined]
+        kinds = [type(rows[0]["prompt"]) for rows in (train, evaluation)]
+        if kinds[0] is not kinds[1]:
+            names = ["texts" if kind is str else "conversations" for kind in kinds]
+            raise ValueError(
+                f"the prompts to train on are {names[0]}, and those for evaluation {names[1]}: "
+                "give both in one form, for example by chat=true"
+            )
         for rows in (train, evaluation):
             for reward in self.rewards:
                 _check_reward(reward, rows)
@@ -114,6 +121,8 @@ def _check_reward(reward: Any, rows: "Dataset") -> None:  # noqa: ANN401
             f"the reward {name_of(reward)!r} cannot be called: {error}; a reward gets prompts, "
             f"completions, completion_ids and the columns {', '.join(columns) or '(none)'}"
         ) from error
+    if isinstance(inner, FromFile):
+        inner.check()
     if not isinstance(inner, BySource):
         return
     if inner.source_key not in columns:

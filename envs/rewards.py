@@ -299,13 +299,27 @@ class FromFile:
         ]
         return [f["score"] if isinstance(f, Mapping) else f for f in found]
 
+    def check(self) -> None:
+        """Refuse a file that is not there, without running it.
+
+        Raises:
+            RewardError: With the path.
+        """
+        _python_file(self.path)
+
+
+def _python_file(path: str) -> str:
+    file = os.path.expandvars(os.path.expanduser(path))
+    if not Path(file).is_file():
+        raise RewardError(f"the reward's path: there is no Python file {path!r}")
+    return file
+
 
 @functools.lru_cache(maxsize=8)
 def _function(path: str, name: str) -> Callable[..., Any]:
-    file = os.path.expandvars(os.path.expanduser(path))
-    spec = importlib.util.spec_from_file_location("polopt_reward", file)
-    if spec is None or spec.loader is None or not Path(file).is_file():
-        raise RewardError(f"the reward's path: there is no Python file {path!r}")
+    spec = importlib.util.spec_from_file_location("polopt_reward", _python_file(path))
+    if spec is None or spec.loader is None:
+        raise RewardError(f"the reward's path: the name of {path!r} does not end in .py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     function = getattr(module, name, None)

@@ -121,8 +121,8 @@ def _read(path: Path) -> "pa.Table":
 
 def _objects(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the objects of a file that holds one a line, or one list of them."""
-    text = path.read_text(encoding="utf-8")
-    lines: Sequence[Any] = text.splitlines()
+    text = path.read_text(encoding="utf-8-sig")
+    lines: Sequence[Any] = text.split("\n")  # splitlines cuts at U+2028, too, which texts may hold
     listed = text.lstrip().startswith("[")
     if listed:
         lines = json.loads(text)

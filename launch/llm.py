@@ -121,9 +121,14 @@ class LlmJob:
             get_available_reporting_integrations,
         )
 
-        from polopt.ext.trl.models import Pretrained, cache_folder
+        from polopt.ext.trl.models import Pretrained, TinyQwen3, cache_folder
 
         self._check_rows()
+        if isinstance(self.model, TinyQwen3):
+            try:
+                self.model.check(self.task)
+            except ValueError as error:
+                raise RecipeError(f"model: {error}") from error
         trainer = self.tree["trainer"]
         if trainer.get("use_vllm") and importlib.util.find_spec("vllm") is None:
             raise RecipeError("'trainer.use_vllm' needs vLLM: pip install 'polopt[vllm]'")
@@ -269,7 +274,13 @@ def prepare(tree: dict[str, Any], *, name: str) -> LlmJob:
 
 def _engine(tree: Mapping[str, Any]) -> EngineSettings | None:
     """Return how vLLM is started, or None where transformers generates."""
-    if tree["trainer"].get("use_vllm"):
+    used = tree["trainer"].get("use_vllm", False)
+    if not isinstance(used, bool):
+        raise RecipeError(f"'trainer.use_vllm' must be true or false, got {used!r}")
+    mode = tree["trainer"].get("vllm_mode", "colocate")
+    if mode not in ("colocate", "server"):
+        raise RecipeError(f"'trainer.vllm_mode' must be colocate or server, got {mode!r}")
+    if used:
         return call(EngineSettings, tree.get("vllm", {}), "vllm")
     if "vllm" in tree:
         raise RecipeError(
@@ -335,9 +346,10 @@ def _trainer(
     )
     batch.check(world)
     weights = trainer.get("reward_weights")
-    if weights is not None and len(weights) != len(task.rewards):
+    fits = isinstance(weights, list) and len(weights) == len(task.rewards)
+    if weights is not None and not (fits and all(map(_is_finite, weights))):
         raise RecipeError(
-            f"'trainer.reward_weights' must have one number for each of the task's "
+            f"'trainer.reward_weights' must have one finite number for each of the task's "
             f"{len(task.rewards)} rewards, got {weights}"
         )
     config = _config({**trainer, "per_device_train_batch_size": per_device * world}, seed=seed)
@@ -377,6 +389,10 @@ def _config(trainer: Mapping[str, Any], **owned: Any) -> "GRPOConfig":  # noqa: 
     except ValueError as error:
         raise RecipeError(str(error)) from error
     return config
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _check_ranges(config: "GRPOConfig") -> None:

@@ -8,6 +8,7 @@ result is cached under everything it depends on.
 
 import hashlib
 import json
+import math
 import os
 import random
 import tempfile
@@ -63,12 +64,34 @@ class TinyQwen3:
         for name in ("hidden_size", "layers", "heads", "warmup_batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("warmup_steps", "warmup_lr"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be finite and at least 0, got {getattr(self, name)}")
         if self.heads % 2 or self.hidden_size % self.heads:
             raise ValueError(
                 f"heads must be even and divide hidden_size={self.hidden_size}, got {self.heads}"
             )
         if not 0.0 < self.label_accuracy <= 1.0:
             raise ValueError(f"label_accuracy must be in (0, 1], got {self.label_accuracy}")
+
+    def check(self, task: TextTask) -> None:
+        """Refuse a task whose rows are not texts that can be learnt by heart.
+
+        Raises:
+            ValueError: With what the first row has.
+        """
+        row = task.train[0]
+        if not isinstance(row["prompt"], str):
+            raise ValueError(
+                "tiny_qwen3 has no chat template, and the prompts are conversations: use texts as "
+                "prompts, or a model that was trained on conversations (use: pretrained)"
+            )
+        if not isinstance(row.get("answer"), str):
+            raise ValueError(
+                f"tiny_qwen3 is warmed up on texts in the column 'answer', which holds "
+                f"{row.get('answer')!r:.60}: set answer_key to a column of texts, or take a model "
+                "that needs no warm-up (use: pretrained)"
+            )
 
     def make(self, task: TextTask, progress: Progress | None = None) -> Path:
         """Return the folder of the model and tokenizer for `task`, made on first use.

@@ -30,6 +30,21 @@ _GRACE = 10.0
 """Seconds between asking a process group to end and ending it."""
 
 
+# A flag would win, and with it a server without a key, or on every interface.
+_OURS = {
+    "host": "vllm.host",
+    "port": "vllm.port",
+    "dtype": "vllm.dtype",
+    "max-model-len": "vllm.max_model_length",
+    "model": "the section model",
+    "weight-transfer-config": "vllm.backend",
+    "logprobs-mode": "nothing",
+    "max-logprobs": "nothing",
+    "middleware": "nothing",
+}
+"""Flags of vLLM that a server of ours is started with, and what sets them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
     """How vLLM is started, in a server; the first five do not matter in the trainer's process.
@@ -67,6 +82,12 @@ class EngineSettings:
             raise ValueError(f"port must be from 0 to 65535, got {self.port}")
         if self.backend not in (None, "nccl", "gloo", "safetensors"):
             raise ValueError(f"backend must be nccl, gloo or safetensors, got {self.backend!r}")
+        taken = sorted({name.replace("_", "-") for name in self.flags} & set(_OURS))
+        if taken:
+            raise ValueError(
+                f"flags has {taken[0]!r}, which polopt sets: leave it out, and set "
+                f"{_OURS[taken[0]]} instead"
+            )
         if not self.start_seconds > 0:
             raise ValueError(f"start_seconds must be positive, got {self.start_seconds}")
         if self.max_model_length is not None and self.max_model_length < 1:
@@ -228,10 +249,13 @@ class Server:
 
 
 def _is_every_interface(host: str) -> bool:
+    with contextlib.suppress(OSError):  # "0" and "0x0" as well, which are addresses to a socket
+        return socket.inet_aton(host) == bytes(4)
     try:
-        return ipaddress.ip_address(host).is_unspecified
+        address = ipaddress.ip_address(host)
     except ValueError:
         return host in ("", "*")
+    return (getattr(address, "ipv4_mapped", None) or address).is_unspecified
 
 
 def has_gpu() -> bool:

@@ -273,7 +273,25 @@ def test_unknown_sources_ask_for_a_reward(tmp_path):
         task(path, rewards=None).check()
 
 
+def test_only_newlines_end_a_line_and_a_byte_order_mark_is_no_text(tmp_path):
+    path = tmp_path / "t.jsonl"
+    rows = [{"prompt": f"{i}\u2028\x85 =", "answer": str(i)} for i in range(3)]
+    text = "\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    path.write_text(text, encoding="utf-8-sig", newline="")
+    assert sorted(task(str(path), eval_files=[str(path)]).train.dataset["prompt"][:]) == [
+        row["prompt"] for row in rows
+    ]
+
+
 # --- bad input ----------------------------------------------------------------
+
+
+def test_texts_and_conversations_do_not_mix(tmp_path):
+    plain = lines(tmp_path / "a.jsonl", sums(3))
+    talks = [{"question": [{"role": "user", "content": "1 ="}], "answer": "1"}]
+    found = task(plain, eval_files=[lines(tmp_path / "b.jsonl", talks)], prompt_key="question")
+    with pytest.raises(ValueError, match="to train on are texts, and those for evaluation conv"):
+        found.check()
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_a_port_that_is_taken(tmp_path):
         other.shutdown()
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "*"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "0", "0x0", "::", "::ffff:0.0.0.0", "", "*"])
 def test_every_interface_is_refused(host):
     with pytest.raises(ValueError, match="is every interface"):
         EngineSettings(host=host)

@@ -169,7 +169,10 @@ def test_a_dry_run_needs_no_files(here, capsys):
         (["task.rewards=[{use: Gsm8}]"], {}, "unknown name 'Gsm8', did you mean 'Gsm8k'"),
         (["task.rewards=[{use: TextFormat}]"], {}, "task.rewards.0: give TextFormat either a pat"),
         (["task.rewards=[no_module:f]"], {}, "task: cannot import the reward 'no_module:f'"),
-        (["trainer.reward_weights=[1, 2]"], {}, "one number for each of the task's 1 rewards"),
+        (["trainer.reward_weights=[1, 2]"], {}, "one finite number for each of the task's 1 rew"),
+        (["task.rewards=[{use: FromFile, path: no.py}]"], {},
+         "task: the reward's path: there is no Python file 'no.py'"),
+        (["model={use: tiny_qwen3}"], {}, "model: tiny_qwen3 has no chat template, and the pr"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_before_a_run(words, here, capsys, overrides, settings, message):

@@ -30,6 +30,12 @@ def test_the_recipe_must_generate_with_vllm(capsys):
     ("setting", "message"),
     [
         ("vllm.host=0.0.0.0", "is every interface"),
+        (
+            "vllm.flags={host: 0.0.0.0}",
+            "flags has 'host', which polopt sets: leave it out, and set vllm.host",
+        ),
+        ("vllm.flags={middleware: mine}", "flags has 'middleware', which polopt sets"),
+        ("trainer.vllm_mode=sever", "'trainer.vllm_mode' must be colocate or server, got 'sever'"),
         ("vllm.port=99999", "port must be from 0 to 65535, got 99999"),
         ("vllm.backend=mpi", "backend must be nccl, gloo or safetensors, got 'mpi'"),
         ("vllm.hots=a", "unknown key 'vllm.hots', did you mean 'host'?"),
