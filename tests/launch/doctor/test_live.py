@@ -111,6 +111,7 @@ def test_a_run_of_trl_without_rewards_is_saved_and_ended(tmp_path, monkeypatch):
     from polopt.envs.text import arithmetic
     from polopt.ext.trl.models import TinyQwen3
     from polopt.launch.doctor.callback import DoctorCallback
+    from polopt.launch.doctor.diagnose import diagnose
     from polopt.launch.doctor.readers import read
 
     monkeypatch.setenv("POLOPT_CACHE", str(tmp_path / "cache"))
@@ -133,4 +134,4 @@ def test_a_run_of_trl_without_rewards_is_saved_and_ended(tmp_path, monkeypatch):
     assert trainer.state.global_step < 12
     (log,) = read(tmp_path / "out")  # its checkpoint
     assert log.framework == "trl"
-    assert log.columns["reward_part"].nonfinite == log.rows
+    assert diagnose(log)[0].id == "reward-nonfinite"
