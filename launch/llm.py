@@ -30,6 +30,7 @@ _OWNED = {
     "use_cpu": "a GPU is used where there is one",
     "num_generations_eval": "evaluation is the section 'evaluation'",
     "eval_strategy": "evaluation is the section 'evaluation'",
+    "eval_on_start": "the run evaluates before training, see the section 'evaluation'",
 }
 
 

@@ -15,6 +15,7 @@ from transformers.trainer_callback import PrinterCallback
 from transformers.utils import logging
 
 from polopt.envs.contract import RewardError
+from polopt.envs.rows import first_line
 from polopt.ext.trl.trainer import PolicyTrainer
 from polopt.ext.vllm.errors import ServerError
 from polopt.launch.curve import write_curves
@@ -67,7 +68,14 @@ def _train(job: LlmJob, run: Run, stack: contextlib.ExitStack) -> dict[str, Any]
     loading = getattr(job.model, "loading", {})  # of Pretrained; makers of one's own need not
     adapter = getattr(job.model, "adapter", lambda: None)()
     trust = {"trust_remote_code": loading.get("trust_remote_code", False)}
-    tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left", **trust)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left", **trust)
+        model = AutoModelForCausalLM.from_pretrained(source, **loading)
+    except (OSError, ValueError) as error:
+        raise RecipeError(
+            f"cannot load the model {str(source)!r}: {first_line(error)}; 'model.path' is a folder "
+            "with model and tokenizer, or a name on the Hugging Face hub"
+        ) from error
     config = job.config(
         output_dir=str(run.path / "checkpoints"),
         seed=job.tree["seed"],
@@ -79,7 +87,7 @@ def _train(job: LlmJob, run: Run, stack: contextlib.ExitStack) -> dict[str, Any]
     try:
         with generation(job, run, str(source), config, stack, main=main):
             trainer = PolicyTrainer(
-                AutoModelForCausalLM.from_pretrained(source, **loading),
+                model,
                 list(job.task.rewards),
                 config,
                 algorithm=job.algorithm,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.utils import gather_object
+from safetensors import SafetensorError
 from transformers import TrainerCallback
 
 from polopt.ext.trl.checkpoints import recover_folder, replace_folder
@@ -135,7 +136,12 @@ class Watch(TrainerCallback):
         if main:
             shutil.rmtree(staging, ignore_errors=True)
         self._trainer.accelerator.wait_for_everyone()
-        self._trainer.save_model(str(staging))
+        try:
+            self._trainer.save_model(str(staging))
+        except (OSError, SafetensorError) as error:
+            raise OSError(
+                f"cannot write the best model to {folder}: {error}; checkpoints are as they were"
+            ) from error
         self._trainer.accelerator.wait_for_everyone()
         if main:
             write_json(staging / "best.json", self.best)

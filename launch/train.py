@@ -312,8 +312,8 @@ def _execute(job: Job, run: Run, signals: Signals) -> Result:
         print(f"polopt: {error}", file=sys.stderr)
         summary |= {"status": "failed", "error": str(error)}
         code = 2
-    except (FloatingPointError, ServerError, StartError) as error:
-        # A diagnosis, not a fault of the program.
+    except (FloatingPointError, OSError, ServerError, StartError) as error:
+        # A diagnosis, not a fault of the program. A full disk is one, too.
         print(f"polopt: {error}", file=sys.stderr)
         summary |= {"status": "failed", "error": str(error)}
         code = 1

@@ -61,6 +61,7 @@ def execute(job, path):
         ("trainer.max_steps=many", "'trainer.max_steps': .* got 'many'"),
         ("trainer.seed=3", "'trainer.seed' cannot be set here: set the recipe's 'seed'"),
         ("trainer.output_dir=x", "'trainer.output_dir' cannot be set here"),
+        ("trainer.eval_on_start=true", "cannot be set here: the run evaluates before training"),
         ("trainer.steps_per_generation=0", "must be a whole number from 1, got 0"),
         ("trainer.generation_batch_size=100", "must be a multiple of per_device"),
         ("launch.processes=3 ", "generation batch of 384|multiple"),
@@ -306,6 +307,40 @@ def test_the_best_model_is_kept(tmp_path, cache, monkeypatch, capsys):
     assert run.finish(job(*SMALL, "evaluation.every=1").train(run))["best"]["step"] == 2
     assert main(["eval", str(path), "--checkpoint", "best", "--samples", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["model"] == folder
+
+
+@pytest.mark.parametrize(("every", "what"), [("1", "best model to"), ("null", "checkpoint")])
+def test_a_full_disk_is_one_sentence(here, cache, monkeypatch, capsys, every, what):
+    """Whichever is written first, the best model or a checkpoint."""
+    from safetensors import SafetensorError
+
+    from polopt.ext.trl.trainer import PolicyTrainer
+    from polopt.launch.cli import main
+
+    def full(self, *args, **kwargs):
+        raise SafetensorError("No space left on device")
+
+    accuracy = iter([0.0, 0.5, 0.6, 0.7, 0.8])
+    monkeypatch.setattr(PolicyTrainer, "save_model", full)
+    monkeypatch.setattr(
+        "polopt.launch.llm_watch.report", lambda _: {"greedy": 0.0, "mean@1": next(accuracy)}
+    )
+    words = ["train", "arithmetic-dapo", *SMALL, f"evaluation.every={every}", "--json"]
+    assert main([*words, "trainer.save_steps=1"]) == 1
+    out, err = capsys.readouterr()
+    assert f"cannot write the {what}" in json.loads(out)["error"]
+    assert "Traceback" not in err
+
+
+def test_a_folder_without_a_model_is_one_sentence(here, cache, capsys):
+    from polopt.launch.cli import main
+
+    (here / "empty").mkdir()
+    model = "model={use: pretrained, path: ./empty}"
+    assert main(["train", "arithmetic-dapo", *SMALL, model]) == 2
+    err = capsys.readouterr().err
+    assert "polopt: cannot load the model './empty': " in err
+    assert "Traceback" not in err
 
 
 def test_several_samples_and_completions_of_bounded_size(tmp_path, cache, monkeypatch):
