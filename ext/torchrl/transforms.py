@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from polopt.ext.torchrl.networks import value_of
 from polopt.losses import discounted_return, gae, whiten
+from polopt.losses.schedules import check_unit
 
 __all__ = [
     "GAEAdvantage",
@@ -112,7 +113,8 @@ class RewardScaling(TensorDictModuleBase):
         constant: Divide by this number instead; nothing is measured then.
 
     Raises:
-        ValueError: If `clamp` or `constant` is not positive.
+        ValueError: If `clamp` or `constant` is not positive, or `gamma` not within [0, 1]; in use,
+            if a batch is not of N environments.
     """
 
     in_keys = (("next", "reward"), ("next", "done"))
@@ -127,6 +129,7 @@ class RewardScaling(TensorDictModuleBase):
         constant: float | None = None,
     ) -> None:
         super().__init__()
+        check_unit("gamma", gamma)
         _check_positive(clamp=clamp, constant=constant)
         self.gamma, self.clamp, self.constant = gamma, clamp, constant
         self.running: Tensor
@@ -156,6 +159,11 @@ class RewardScaling(TensorDictModuleBase):
         return tensordict
 
     def _measure(self, reward: Tensor, done: Tensor) -> None:
+        if len(reward) != len(self.running):
+            raise ValueError(
+                f"the batch is of {len(reward)} environments, the scaling was made for "
+                f"{len(self.running)}: make it with num_envs={len(reward)}"
+            )
         earned = running_return(reward, done, self.running, gamma=self.gamma)
         self.running = torch.where(done[:, -1], 0.0, earned[:, -1])
         self.moments = _counted(self.moments, earned.flatten())
@@ -174,6 +182,9 @@ class GAEAdvantage(TensorDictModuleBase):
         target_lam: λ of the value target, if another one.
         whiten: Normalise the advantages of the batch.
         reward: Entry that holds the reward, [N, T, 1].
+
+    Raises:
+        ValueError: If γ or a λ is not within [0, 1].
     """
 
     out_keys = ("state_value", "advantage", "value_target")
@@ -189,6 +200,9 @@ class GAEAdvantage(TensorDictModuleBase):
         reward: NestedKey = ("next", "reward"),
     ) -> None:
         super().__init__()
+        for name, value in (("gamma", gamma), ("lam", lam), ("target_lam", target_lam)):
+            if value is not None:
+                check_unit(name, value)
         self.critic = critic
         self.gamma, self.lam, self.target_lam = gamma, lam, target_lam
         self.whiten, self.reward = whiten, reward

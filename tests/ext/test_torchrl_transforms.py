@@ -77,6 +77,21 @@ def test_done_in_the_place_of_terminated_is_refused():
         compute(batch)
 
 
+@pytest.mark.parametrize("name", ["gamma", "lam", "target_lam"])
+def test_a_discount_out_of_range_is_refused(name):
+    value = critic()
+    for number in (1.5, -0.1, float("nan")):
+        with pytest.raises(ValueError, match=rf"{name} must be in \[0, 1\], got {number}"):
+            GAEAdvantage(value, **{name: number})
+    with pytest.raises(ValueError, match=r"gamma must be in \[0, 1\], got 1.5"):
+        RewardScaling(2, gamma=1.5)
+
+
+def test_scaling_of_another_number_of_environments_is_refused(batch):
+    with pytest.raises(ValueError, match=r"of \d+ environments, the scaling was made for 77: make"):
+        RewardScaling(77, gamma=0.9)(batch)
+
+
 def test_flags_that_are_missing_or_mixed_up_are_refused(batch):
     compute = GAEAdvantage(critic())
     mixed = batch.clone()
