@@ -24,7 +24,7 @@ from polopt.ext.torchrl.update import Update
 from polopt.launch import control_loop
 from polopt.launch.control import ControlJob
 from polopt.launch.control_loop import Diverged, check_update
-from polopt.launch.recipe import build
+from polopt.launch.recipe import RecipeError, build
 from polopt.launch.record import read_metrics
 from polopt.launch.run import Run
 from polopt.losses import explained_variance, resolve
@@ -48,6 +48,7 @@ def train(job: ControlJob, run: Run) -> dict[str, Any]:
     Raises:
         FloatingPointError: If an observation, a reward or a loss is not finite. The newest
             checkpoint is from before the update that went wrong.
+        RecipeError: If a collector of the user's gives no batches.
     """
     summary = control_loop.train(
         lambda: _OnPolicy(job),
@@ -131,7 +132,13 @@ class _OnPolicy:
         self.watch.start()
         try:
             self.env.begin(f"the batch that begins at frame {frames}")
-            batch = next(self.batches)
+            batch = next(self.batches, None)
+            if not isinstance(batch, TensorDictBase):
+                raise RecipeError(
+                    f"'collector.use' {self.job.collector.use} gave {batch!r} at frame {frames}, "
+                    f"expected a batch [N, T] of {self.job.collector.frames_per_batch} steps, "
+                    f"again and again up to {_last(self.job)}"
+                )
             self.watch.lap("collect")
             frames += batch.numel()
             metrics, lr = self._learn(batch, frames)

@@ -264,7 +264,9 @@ def prepare(tree: dict[str, Any], *, name: str) -> OffPolicyJob:
 
 def _check_actions(task: ControlTask, algorithm: OffPolicy) -> None:
     """Refuse an algorithm for the other kind of actions, or one that their range does not suit."""
-    with contextlib.closing(task.make(1, seed=0)) as env:
+    from polopt.envs.finite import FiniteEnv
+
+    with contextlib.closing(FiniteEnv(task.make(1, seed=0))) as env:
         spec = env.action_spec_unbatched
     space: Any = spec.space
     discrete = not spec.shape

@@ -10,6 +10,7 @@ pytest.importorskip("torchrl")
 
 from polopt.envs.control import cartpole
 from polopt.ext.metrics import Stopwatch
+from polopt.ext.torchrl.collector import BatchedCollector
 from polopt.launch.checkpoint import newest, write
 from polopt.launch.cli import main
 from polopt.launch.control import prepare
@@ -140,6 +141,14 @@ def test_a_reward_of_another_shape_is_one_sentence(tmp_path, monkeypatch):
 
     monkeypatch.setattr(physics, "step", column)
     with pytest.raises(RecipeError, match=r"'task': reward.* must have shape \[5\], got \[5, 1\]"):
+        run(tmp_path / "run", job())
+
+
+@pytest.mark.parametrize(("batches", "found"), [([], "None"), ([5], "5")])
+def test_a_collector_without_batches_is_one_sentence(tmp_path, monkeypatch, batches, found):
+    monkeypatch.setattr(BatchedCollector, "__iter__", lambda self: iter(batches))
+    message = rf"'collector.use' BatchedCollector gave {found} at frame 0, expected .* of 64 steps"
+    with pytest.raises(RecipeError, match=message):
         run(tmp_path / "run", job())
 
 

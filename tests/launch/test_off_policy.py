@@ -7,6 +7,9 @@ import torch
 
 pytest.importorskip("torchrl")
 
+from torchrl.envs import PendulumEnv as TorchRLPendulum
+
+from polopt.envs.control import ClassicTask
 from polopt.launch.checkpoint import newest
 from polopt.launch.job import prepare
 from polopt.launch.off_policy import OffPolicyJob
@@ -91,6 +94,12 @@ def test_wrong_recipes_are_one_sentence(recipe, setting, message):
     override(wrong, setting)
     with pytest.raises(RecipeError, match=message):
         prepare(wrong, name="test")
+
+
+def test_an_environment_of_another_kind_is_refused(monkeypatch):
+    monkeypatch.setattr(ClassicTask, "make", lambda *_, **__: TorchRLPendulum())
+    with pytest.raises(ValueError, match=r"must make a polopt.envs.batched.VectorEnv, got a Pend"):
+        job(PENDULUM)
 
 
 def test_a_buffer_beyond_the_memory_is_refused_before_a_run():
