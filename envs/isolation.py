@@ -232,12 +232,9 @@ class IsolatedSync(Isolated):
                     f"the columns for the reward {self.__name__!r} cannot be sent to a worker: "
                     f"{error}"
                 ) from error
-            worker.part = part
-            # A worker that has died is noticed as one that crashed on this part.
-            with contextlib.suppress(OSError):
-                worker.connection.send_bytes(call)
+            worker.part, worker.call = part, call
             if worker.ready:
-                worker.deadline = time.monotonic() + self.timeout
+                worker.send(self.timeout)
 
     def _start(self) -> "_Worker":
         if self._pickled is None:
@@ -280,7 +277,8 @@ class IsolatedSync(Isolated):
             self._lost(worker, scores, "crashed", f"the worker {worker.ending()}")
             return
         if kind == "ready":
-            worker.ready, worker.deadline = True, time.monotonic() + self.timeout
+            worker.ready = True
+            worker.send(self.timeout)
             return
         if kind == "error":
             raise RewardError(content)
@@ -321,6 +319,8 @@ class _Worker:
         connection: This end of the pipe.
         ready: Whether it has loaded the reward.
         part: The completions that it scores now.
+        call: What it is sent for them, once it is ready: before that it does not read, and
+            sending what exceeds the pipe would wait without a limit.
         deadline: When it has to be done, or ready, by `time.monotonic`.
     """
 
@@ -328,6 +328,7 @@ class _Worker:
     connection: Connection
     ready: bool = False
     part: slice | None = None
+    call: bytes = b""
     deadline: float = field(default_factory=lambda: time.monotonic() + _START)
 
     @classmethod
@@ -346,6 +347,13 @@ class _Worker:
         with contextlib.suppress(OSError):  # it has died already, which `_receive` notices
             ours.send_bytes(pickle.dumps((sys.path, reward)))
         return worker
+
+    def send(self, timeout: float) -> None:
+        """Let it score its part within so many seconds."""
+        # One that has died is noticed as one that crashed on this part.
+        with contextlib.suppress(OSError):
+            self.connection.send_bytes(self.call)
+        self.deadline = time.monotonic() + timeout
 
     def kill(self) -> None:
         """End it and whatever it has started."""

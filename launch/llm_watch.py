@@ -16,6 +16,7 @@ from polopt.ext.trl.evaluate import judge, report
 from polopt.ext.trl.trainer import PolicyTrainer
 from polopt.launch.files import read_json, write_json
 from polopt.launch.llm import LlmJob
+from polopt.launch.record import read_metrics
 from polopt.launch.run import Run
 
 __all__ = ["KINDS", "Watch"]
@@ -55,8 +56,20 @@ class Watch(TrainerCallback):
         if trainer.accelerator.is_main_process:
             recover_folder(run.path / "best")
         trainer.accelerator.wait_for_everyone()
-        best = run.path / "best" / "best.json"
-        self.best: dict[str, Any] | None = read_json(best) if best.is_file() else None
+        self.best = self._known_best()
+
+    def _known_best(self) -> dict[str, Any] | None:
+        """Return the best model of a run that is resumed, or None."""
+        path = self._run.path / "best" / "best.json"
+        if path.is_file():
+            return read_json(path)
+        lines = read_metrics(self._run.path / "metrics.jsonl")
+        first = next((x for x in lines if x["step"] == 0 and _BEST in x), None)
+        return None if first is None else self._as_best(0, first[_BEST])
+
+    def _as_best(self, step: int, value: float) -> dict[str, Any]:
+        folder = str(self._run.path / "best") if step else None
+        return {"step": step, "metric": _BEST, "value": value, "folder": folder}
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:  # noqa: ANN401
         """Log numbers and some answers; what Trainer sums up at the end is in the summary."""
@@ -126,9 +139,7 @@ class Watch(TrainerCallback):
         if self.best is not None and value <= self.best["value"]:
             return
         folder = self._run.path / "best"
-        self.best = {
-            "step": step, "metric": _BEST, "value": value, "folder": str(folder) if step else None,
-        }  # fmt: skip
+        self.best = self._as_best(step, value)
         if not step:
             return
         staging = self._run.path / ".best"

@@ -56,9 +56,9 @@ class CheckpointingTrainer(GRPOTrainer):
             super()._save_checkpoint(model, trial)  # every rank writes its random state
             self._staging = None
             self.accelerator.wait_for_everyone()
+            self._name_best(root)  # each rank loads it by this name
             if writes:
                 made = staging / name
-                self._name_best(root)
                 self.state.save_to_json(str(made / "trainer_state.json"))
                 (made / STATE).write_text(json.dumps(self._state_of_run()))
                 replace_folder(made, root / name)

@@ -172,6 +172,25 @@ def test_a_reward_that_cannot_be_loaded(reward, tmp_path, monkeypatch):
         one(completions=["a"])
 
 
+class SlowToLoad:
+    """Does not get to the end of its own loading."""
+
+    def __call__(self, completions, **_):
+        return [0.0] * len(completions)
+
+    def __reduce__(self):
+        return time.sleep, (60,)
+
+
+def test_a_reward_that_never_loads_ends_the_run_whatever_it_is_sent(reward, monkeypatch):
+    monkeypatch.setattr("polopt.envs.isolation._START", 1.0)
+    made = reward(SlowToLoad())
+    began = time.monotonic()
+    with pytest.raises(RewardError, match="a worker for the reward 'SlowToLoad' does not start"):
+        made(completions=["x" * 2**22])  # more than a pipe holds
+    assert time.monotonic() - began < 30
+
+
 def test_async_rewards_wait_together_and_each_has_its_limit():
     began, running, most = time.monotonic(), 0, 0
 

@@ -85,6 +85,15 @@ def test_a_full_disk_leaves_the_last_one_whole(tmp_path, limit, monkeypatch):
     start(tmp_path, resume=str(tmp_path / "checkpoint-1"), optim="adamw_torch")
 
 
+def test_ranks_that_do_not_write_know_the_best_one_by_its_name(tmp_path, monkeypatch):
+    trainer = start(tmp_path, max_steps=1)
+    trainer.state.best_global_step = 1
+    trainer.state.best_model_checkpoint = str(tmp_path / "_saving" / "checkpoint-1")
+    monkeypatch.setattr(type(trainer.args), "should_save", False)
+    trainer._save_checkpoint(trainer.model, trial=None)
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-1")
+
+
 def test_a_folder_takes_the_place_of_another(tmp_path):
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "a").write_text("1")

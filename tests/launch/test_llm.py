@@ -309,6 +309,19 @@ def test_the_best_model_is_kept(tmp_path, cache, monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out)["model"] == folder
 
 
+def test_a_resumed_run_knows_that_it_began_with_its_best_model(tmp_path, cache, monkeypatch):
+    accuracy = iter([0.75, 0.5, 0.5, 0.5])
+    monkeypatch.setattr(
+        "polopt.launch.llm_watch.report", lambda _: {"greedy": 0.0, "mean@1": next(accuracy)}
+    )
+    path, short = tmp_path / "run", [*SMALL, "evaluation.every=null", "trainer.max_steps=1"]
+    first = execute(job(*short), path)["best"]
+    assert (first["step"], first["value"], first["folder"]) == (0, 0.75, None)
+    run = Run(path)
+    assert run.finish(job(*short, "trainer.max_steps=2").train(run))["best"] == first
+    assert not (path / "best").exists()
+
+
 @pytest.mark.parametrize(("every", "what"), [("1", "best model to"), ("null", "checkpoint")])
 def test_a_full_disk_is_one_sentence(here, cache, monkeypatch, capsys, every, what):
     """Whichever is written first, the best model or a checkpoint."""
