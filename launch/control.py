@@ -28,7 +28,7 @@ __all__ = [
     "Optimizer",
     "RewardScaling",
     "Updates",
-    "check_copies",
+    "check_most",
     "check_parts",
     "check_positive",
     "prepare",
@@ -38,7 +38,7 @@ __all__ = [
 T = TypeVar("T")
 
 _MOST_WEIGHTS = 100_000_000
-_MOST_COPIES = 1_000_000
+_MOST = {"num_envs": 1_000_000, "episodes": 1_000_000, "frames_per_batch": 100_000_000}
 
 _MEASURED = (
     "clip_fraction", "entropy", "episodes", "explained_variance", "grad_norm", "loss_critic",
@@ -68,7 +68,7 @@ class Collection:
 
     def __post_init__(self) -> None:
         check_positive(self, "num_envs", "frames_per_batch", "total_frames")
-        check_copies(self, "num_envs")
+        check_most(self, "num_envs", "frames_per_batch")
         if self.frames_per_batch % self.num_envs:
             raise ValueError(
                 f"frames_per_batch {self.frames_per_batch} must be a multiple of num_envs "
@@ -199,7 +199,7 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         check_positive(self, "every", "episodes")
-        check_copies(self, "episodes")
+        check_most(self, "episodes")
         if self.stop_at is not None and not math.isfinite(self.stop_at):
             raise ValueError(
                 f"stop_at must be a number, or null to go on to the last frame, got {self.stop_at}"
@@ -404,14 +404,15 @@ def check_parts(algorithm: Algorithm, measured: Iterable[str]) -> None:
         raise RecipeError(f"'algorithm': {error}") from error
 
 
-def check_copies(section: object, name: str) -> None:
-    """Raise a ValueError if a section asks for more copies of an environment than memory holds."""
-    value = getattr(section, name)
-    if value > _MOST_COPIES:
-        raise ValueError(
-            f"{name} {value:,} is more than the {_MOST_COPIES:,} copies of an environment that a "
-            "run can hold: use fewer"
-        )
+def check_most(section: object, *names: str) -> None:
+    """Raise a ValueError if a section asks for more than fits into memory at a time."""
+    for name in names:
+        value = getattr(section, name)
+        if value > _MOST[name]:
+            raise ValueError(
+                f"{name} {value:,} is more than the {_MOST[name]:,} that a run can hold at a time: "
+                "use fewer"
+            )
 
 
 def check_positive(section: object, *names: str) -> None:

@@ -9,7 +9,7 @@ from polopt.launch.control import (
     Evaluation,
     Network,
     Optimizer,
-    check_copies,
+    check_most,
     check_parts,
     check_positive,
     read_section,
@@ -60,7 +60,7 @@ class Collection:
 
     def __post_init__(self) -> None:
         check_positive(self, "num_envs", "total_frames")
-        check_copies(self, "num_envs")
+        check_most(self, "num_envs")
 
 
 @dataclass(frozen=True, kw_only=True)

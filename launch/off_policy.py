@@ -14,7 +14,7 @@ from polopt.launch.control import (
     Network,
     Optimizer,
     RewardScaling,
-    check_copies,
+    check_most,
     check_positive,
     read_section,
 )
@@ -54,7 +54,7 @@ class Collection:
 
     def __post_init__(self) -> None:
         check_positive(self, "num_envs", "frames_per_batch", "total_frames")
-        check_copies(self, "num_envs")
+        check_most(self, "num_envs", "frames_per_batch")
         if self.frames_per_batch % self.num_envs:
             raise ValueError(
                 f"frames_per_batch {self.frames_per_batch} must be a multiple of num_envs "

@@ -49,7 +49,7 @@ def run(folder, prepared, *, resume=False):
         ("update={epochs: 2, minibatch_size: 3}", "'update.minibatch_size' 3 must divide 'coll"),
         ("collector.frames_per_batch=64", "unknown key 'collector.frames_per_batch'"),
         ("collector.total_frames=0", "total_frames must be positive, got 0"),
-        ("collector.num_envs=8000000", "num_envs 8,000,000 is more than the 1,000,000 copies"),
+        ("collector.num_envs=8000000", "num_envs 8,000,000 is more than the 1,000,000 that"),
         ("reward_scaling={clamp: 10.0}", "unknown section 'reward_scaling'"),
         ("task={use: gymnasium, name: CartPole-v1}", "cannot go back to a state"),
         ("algorithm={use: dapo}", "use refill='reward'"),

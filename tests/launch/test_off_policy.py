@@ -81,6 +81,7 @@ def run(path, prepared, *, resume=False):
          "reach, the uniform policy on the actions of Pendulum-v1 has 1.39 nats"),
         (CARTPOLE, "algorithm={use: discrete_sac, target_entropy: 0.7}", "out of reach.* 0.693 "),
         (CARTPOLE, "collector.num_envs=2000000", "num_envs 2,000,000 is more than the 1,000,000"),
+        (CARTPOLE, "collector.frames_per_batch=200000000", "frames_per_batch 200,000,000 is more"),
         (CARTPOLE, "evaluation.episodes=2000000", "episodes 2,000,000 is more than"),
         (PENDULUM, "algorithm={use: td3, smoothing_noise: -1.0}", "smoothing_noise must not be"),
         (PENDULUM, "algorithm={use: ddpg}", "'exploration' is missing, ddpg has no randomness"),
