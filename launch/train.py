@@ -313,16 +313,12 @@ def _execute(job: Job, run: Run, signals: Signals) -> Result:
         summary |= {"status": "failed", "error": str(error)}
         code = 2
     except (FloatingPointError, OSError, ServerError, StartError) as error:
-        # A diagnosis, not a fault of the program. A full disk is one, too.
-        print(f"polopt: {error}", file=sys.stderr)
-        summary |= {"status": "failed", "error": str(error)}
+        # A diagnosis, not a fault of the program.
+        print(f"polopt: {_about_disk(error, run.path) or error}", file=sys.stderr)
+        summary |= {"status": "failed", "error": f"{error}"}
         code = 1
     except (Exception, SystemExit) as error:
-        if told := _about_disk(error):
-            mend = f"make room, then go on with polopt train --resume {run.path}"
-            print(f"polopt: {told}: {mend}", file=sys.stderr)
-        else:
-            traceback.print_exc()
+        traceback.print_exc()
         summary |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
         code = 1
     signals.patient = False
@@ -336,13 +332,17 @@ def _execute(job: Job, run: Run, signals: Signals) -> Result:
     return Result(content=summary, text=_text(summary), code=code)
 
 
-def _about_disk(error: BaseException) -> str:
-    """Say that files cannot be written, if that is the error; otherwise nothing."""
+def _about_disk(error: BaseException, path: Path) -> str:
+    """Say that files cannot be written and how to go on, if that is the error."""
     if not isinstance(error, OSError):
         return ""
     if str(error).startswith("cannot write"):  # a checkpoint's, which says all
-        return str(error)
-    return f"cannot write the run: {error.strerror}" if error.errno in _FULL else ""
+        told = str(error)
+    elif error.errno in _FULL:
+        told = f"cannot write the run: {error.strerror}"
+    else:
+        return ""
+    return f"{told}: make room, then go on with polopt train --resume {path}"
 
 
 def _text(summary: Mapping[str, Any]) -> str:

@@ -4,11 +4,11 @@ import os
 import signal
 
 import pytest
-import requests
 import torch
 
 pytest.importorskip("vllm")
 
+import requests
 import trl_setup
 import vllm_setup
 from transformers import AutoModelForCausalLM, TrainerCallback
