@@ -47,13 +47,17 @@ class Source:
         return found
 
     def count(self) -> int:
-        """Return the number of rows without reading them; 0 if a file is not here, or for a name.
+        """Return the number of rows without reading them, 0 where that is not known.
 
-        Lines are counted only of files that are lines of JSON.
+        It is not for a name, if a file is not here, and for lists of JSON.
+
+        Raises:
+            ValueError: If a file cannot be read.
         """
         if self.name is not None or not all(path.is_file() for path in self.paths()):
             return 0
-        return sum(map(_count, self.paths()))
+        counts = [_count(path) for path in self.paths()]
+        return 0 if None in counts else sum(counts)  # type: ignore[arg-type]
 
     def table(self) -> "pa.Table":
         """Read all rows.
@@ -91,16 +95,19 @@ class Source:
         return found.flatten_indices() if found._indices is not None else found
 
 
-def _count(path: Path) -> int:
-    if path.suffix == ".parquet":
-        from pyarrow.parquet import ParquetFile
+def _count(path: Path) -> int | None:
+    try:
+        if path.suffix == ".parquet":
+            from pyarrow.parquet import ParquetFile
 
-        try:
             return int(ParquetFile(path).metadata.num_rows)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"cannot read {path}: {first_line(error)}") from error
-    with path.open("rb") as file:
-        return sum(1 for line in file if line.strip())
+        with path.open("rb") as file:
+            if file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+                return None
+            file.seek(0)
+            return sum(1 for line in file if line.strip())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot read {path}: {first_line(error)}") from error
 
 
 def _read(path: Path) -> "pa.Table":

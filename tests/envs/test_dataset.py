@@ -131,6 +131,10 @@ def test_files_are_met_late_and_counted_early(tmp_path):
     found = task(path, prompt_key="no such", eval_files=[path], train_limit=4)
     assert (len(found.train), len(found.evaluation)) == (4, 10)  # nothing was read
     assert len(task(lines(tmp_path / "t.jsonl", sums(200))).train) == 198
+    (tmp_path / "t.json").write_text(json.dumps(sums(200)))
+    listed = task(str(tmp_path / "t.json"), prompt_key="question").train
+    assert len(listed) == 0  # not known, as the whole list may be one line
+    assert len(list(listed)) == len(listed) == 198
     found = task("~/no/such.parquet", eval_files=["/no.parquet"])
     assert (len(found.train), bool(found.train)) == (0, True)
     with pytest.raises(ValueError, match=r"there is no file '.*/no/such.parquet': bring it here"):
