@@ -163,7 +163,7 @@ class LlmJob:
         size = self.batch.per_device * self.processes
         config = _config({**self.tree["trainer"], "per_device_train_batch_size": size})
         try:
-            check_data(config, self.algorithm, training_rows(self.task), self.processes)
+            check_data(config, training_rows(self.task))
         except ValueError as error:
             raise RecipeError(f"task: {error}") from error
 
@@ -298,7 +298,7 @@ def _trainer(
     import torch
     from trl.trainer.grpo_config import GRPOConfig
 
-    from polopt.ext.trl.config import check_algorithm, check_data, check_windows
+    from polopt.ext.trl.config import check_algorithm, check_data, check_sampling, check_windows
 
     for key, reason in _OWNED.items():
         if key in given:
@@ -360,10 +360,14 @@ def _trainer(
     trainer.setdefault("save_steps", cycle * -(-100 // cycle))
     try:
         check_algorithm(algorithm)
-        check_data(config, algorithm, task.train, world)
+        check_sampling(config, algorithm, task.train, world)
         check_windows(config, deepspeed=False, selects=algorithm.objective.selects)
     except ValueError as error:
         raise RecipeError(f"algorithm: {error}") from error
+    try:
+        check_data(config, task.train)
+    except ValueError as error:  # of rows that cannot be counted, too
+        raise RecipeError(f"task: {error}") from error
     return trainer, batch
 
 

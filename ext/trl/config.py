@@ -20,6 +20,7 @@ __all__ = [
     "check_data",
     "check_rollouts",
     "check_same_data",
+    "check_sampling",
     "check_tokenizer",
     "check_windows",
     "with_reference",
@@ -114,18 +115,15 @@ def check_algorithm(algorithm: Algorithm) -> None:
     observe_all(algorithm, dict.fromkeys(measured, math.nan), 0)
 
 
-def check_data(args: GRPOConfig, algorithm: Algorithm, dataset: Any, processes: int) -> None:  # noqa: ANN401
-    """Refuse data or batch sizes that the algorithm cannot work with.
+def check_data(args: GRPOConfig, dataset: Any) -> None:  # noqa: ANN401
+    """Refuse data that cannot be trained on.
 
     Args:
         args: TRL's config, which has checked that whole groups make a generation batch.
-        algorithm: The algorithm.
         dataset: Training data, or None where an environment owns it.
-        processes: Number of ranks.
 
     Raises:
-        ValueError: If the data has images or too few rows, refilling or the greedy baseline need
-            what is not there, or the slope of the soft punishment does not fit the longest answer.
+        ValueError: If the data has images or too few rows.
     """
     columns = set(getattr(dataset, "column_names", None) or ())
     images = columns & {"image", "images"}
@@ -133,12 +131,6 @@ def check_data(args: GRPOConfig, algorithm: Algorithm, dataset: Any, processes: 
         raise ValueError(
             f"the dataset has the column {sorted(images)[0]!r}: PolicyTrainer does not support "
             "images yet, use a dataset of texts"
-        )
-    cache = algorithm.sampling.overlong_cache
-    if cache is not None and cache > args.max_completion_length:
-        raise ValueError(
-            f"sampling.overlong_cache={cache} must be at most "
-            f"max_completion_length={args.max_completion_length}"
         )
     prompts = args.generation_batch_size // args.num_generations
     # None: files that are read later. TRL drops incomplete batches: it would train for zero steps
@@ -148,6 +140,27 @@ def check_data(args: GRPOConfig, algorithm: Algorithm, dataset: Any, processes: 
             f"the training data has {len(dataset)} rows, and one generation takes {prompts} "
             f"prompts (generation_batch_size={args.generation_batch_size} / "
             f"num_generations={args.num_generations}): use more data or a smaller batch"
+        )
+
+
+def check_sampling(args: GRPOConfig, algorithm: Algorithm, dataset: Any, processes: int) -> None:  # noqa: ANN401
+    """Refuse ways of sampling that the batches or the data do not allow.
+
+    Args:
+        args: TRL's config.
+        algorithm: The algorithm.
+        dataset: Training data, or None where an environment owns it.
+        processes: Number of ranks.
+
+    Raises:
+        ValueError: If refilling or the greedy baseline need what is not there, or the slope of
+            the soft punishment does not fit the longest answer.
+    """
+    cache = algorithm.sampling.overlong_cache
+    if cache is not None and cache > args.max_completion_length:
+        raise ValueError(
+            f"sampling.overlong_cache={cache} must be at most "
+            f"max_completion_length={args.max_completion_length}"
         )
     greedy = "greedy_reward" in algorithm.advantage.needs
     if greedy and args.use_vllm:

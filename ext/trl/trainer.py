@@ -25,6 +25,7 @@ from polopt.ext.trl.config import (
     check_data,
     check_rollouts,
     check_same_data,
+    check_sampling,
     check_tokenizer,
     check_windows,
     with_reference,
@@ -98,7 +99,8 @@ class PolicyTrainer(RefillingTrainer):
         check_algorithm(algorithm)
         args = GRPOConfig("polopt-output") if args is None else args
         check_config(args)
-        check_data(args, algorithm, kwargs.get("train_dataset"), args.world_size)
+        check_data(args, kwargs.get("train_dataset"))
+        check_sampling(args, algorithm, kwargs.get("train_dataset"), args.world_size)
         named = isinstance(model, str) or getattr(model.config, "_name_or_path", "")
         if algorithm.objective.uses_reference and not named:
             raise ValueError(

@@ -118,16 +118,16 @@ def test_mixture_of_experts(tmp_path):
 def test_refill_needs_groups_within_a_process_and_a_length(tmp_path):
     from datasets import Dataset
 
-    from polopt.ext.trl.config import check_data
+    from polopt.ext.trl.config import check_sampling
 
     args = config(per_device_train_batch_size=4, num_generations=4)
     data = Dataset.from_list([{"prompt": "w1"}])
-    check_data(args, losses.dapo(), data, 1)
+    check_sampling(args, losses.dapo(), data, 1)
     with pytest.raises(ValueError, match=r"= 2 must be a multiple of num_generations=4"):
-        check_data(args, losses.dapo(), data, 2)
-    check_data(args, losses.grpo(), data, 2)
+        check_sampling(args, losses.dapo(), data, 2)
+    check_sampling(args, losses.grpo(), data, 2)
     with pytest.raises(ValueError, match="a dataset with a length"):
-        check_data(args, losses.dapo(), data.to_iterable_dataset(), 1)
+        check_sampling(args, losses.dapo(), data.to_iterable_dataset(), 1)
     with pytest.raises(ValueError, match="refill does not work with rollout_func"):
         setup.build(PolicyTrainer, tmp_path, algorithm=losses.dapo(), rollout_func=len)
 
@@ -135,16 +135,16 @@ def test_refill_needs_groups_within_a_process_and_a_length(tmp_path):
 def test_the_greedy_baseline_needs_whole_groups_and_generation_of_ours(tmp_path):
     from datasets import Dataset
 
-    from polopt.ext.trl.config import check_data
+    from polopt.ext.trl.config import check_sampling
 
     args = config(per_device_train_batch_size=4, num_generations=4)
     data = Dataset.from_list([{"prompt": "w1"}])
-    check_data(args, losses.remax(), data, 1)
+    check_sampling(args, losses.remax(), data, 1)
     with pytest.raises(ValueError, match=r"greedy baseline needs whole groups .* = 2 must be"):
-        check_data(args, losses.remax(), data, 2)
+        check_sampling(args, losses.remax(), data, 2)
     args.use_vllm = True
     with pytest.raises(ValueError, match="does not ask vLLM for yet: leave use_vllm out"):
-        check_data(args, losses.remax(), data, 1)
+        check_sampling(args, losses.remax(), data, 1)
     with pytest.raises(ValueError, match="greedy baseline does not work with rollout_func"):
         setup.build(PolicyTrainer, tmp_path, algorithm=losses.remax(), rollout_func=len)
 

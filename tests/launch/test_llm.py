@@ -75,7 +75,10 @@ def execute(job, path):
         ("trainer.reward_weights=[.nan]", r"one finite number for each .*, got \[nan\]"),
         ("trainer.use_vllm='no'", "'trainer.use_vllm' must be true or false, got 'no'"),
         ("model.warmup_steps=-1", "warmup_steps must be finite and at least 0, got -1"),
-        ("task.train_size=1", "the training data has 1 rows, and one generation takes 16 prompts"),
+        (
+            "task.train_size=1",
+            "^task: the training data has 1 rows, and one generation takes 16 prompts",
+        ),
         ("evaluation.every=0", "every must be at least 1 or none, got 0"),
         ("evaluation.evry=5", "unknown key 'evaluation.evry', did you mean 'every'"),
         ("task.train_size=90000", "train_size=90000, but arithmetic"),

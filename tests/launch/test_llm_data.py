@@ -182,6 +182,14 @@ def test_what_is_wrong_is_said_before_a_run(words, here, capsys, overrides, sett
     assert not (here / "runs").exists()
 
 
+def test_a_file_cut_short_is_a_fault_of_the_task(words, here, capsys):
+    arguments = words("task.train_files=[half.parquet]")
+    whole = (here / "train.parquet").read_bytes()
+    (here / "half.parquet").write_bytes(whole[: len(whole) // 2])
+    assert main(arguments) == 2
+    assert json.loads(capsys.readouterr().out)["error"].startswith("task: cannot read half.parq")
+
+
 @pytest.mark.parametrize(
     ("overrides", "settings", "message"),
     [
