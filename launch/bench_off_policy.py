@@ -64,7 +64,8 @@ def values_of(job: OffPolicyJob) -> dict[str, Any]:
         ValueError: If the recipe says what it has no word for.
     """
     a, c, r = job.algorithm, job.collector, job.replay
-    if r.prioritised is not None or job.reward_scaling is not None or a.double:
+    scaled = job.reward_scaling is not None or job.observation_scaling is not None
+    if r.prioritised is not None or scaled or a.double:
         raise ValueError(f"stable-baselines3 cannot be given the values of {job.name}")
     lr, total = job.optimizer.lr, c.total_frames
     values: dict[str, Any] = {

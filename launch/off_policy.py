@@ -12,6 +12,7 @@ from polopt.launch.control import (
     Checkpoints,
     Evaluation,
     Network,
+    ObservationScaling,
     Optimizer,
     RewardScaling,
     check_most,
@@ -96,7 +97,7 @@ class Replay:
         capacity: Transitions; the oldest make room.
         batch_size: Transitions of one optimizer step.
         learning_starts: Frames collected with uniformly random actions before the first
-            optimizer step.
+            optimizer step; Ornstein-Uhlenbeck noise is added to them too.
         n_step: Steps in one transition, see `polopt.ext.torchrl.transitions.NStep`.
         prioritised: Draw by TD error; none draws uniformly.
     """
@@ -157,6 +158,7 @@ class OffPolicyJob:
     exploration: "Rule | None" = None
     network: Network = field(default_factory=Network)
     optimizer: Optimizer = field(default_factory=Optimizer)
+    observation_scaling: ObservationScaling | None = None
     reward_scaling: RewardScaling | None = None
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
@@ -219,6 +221,7 @@ def prepare(tree: dict[str, Any], *, name: str) -> OffPolicyJob:
         "update": Updates,
         "network": Network,
         "optimizer": Optimizer,
+        "observation_scaling": ObservationScaling,
         "reward_scaling": RewardScaling,
         "evaluation": Evaluation,
         "checkpoints": Checkpoints,
@@ -239,8 +242,9 @@ def prepare(tree: dict[str, Any], *, name: str) -> OffPolicyJob:
     evaluation.setdefault("stop_at", task.bar)
     settings: dict[str, Any] = {}
     for key, kind in sections.items():
-        tree.setdefault(key, None if key == "reward_scaling" else {})
-        if key == "reward_scaling" and tree[key] is None:
+        optional = key in ("observation_scaling", "reward_scaling")
+        tree.setdefault(key, None if optional else {})
+        if optional and tree[key] is None:
             continue
         settings[key] = read_section(tree, key, kind)
     if (prioritised := tree["replay"]["prioritised"]) is not None:

@@ -15,10 +15,10 @@ from torchrl.data.replay_buffers.samplers import RandomSampler
 
 from polopt.envs.finite import FiniteEnv
 from polopt.ext.metrics import Stopwatch
-from polopt.ext.torchrl.exploration import Explorer
+from polopt.ext.torchrl.exploration import Explorer, OrnsteinUhlenbeck
 from polopt.ext.torchrl.off_policy import OffPolicyUpdate
 from polopt.ext.torchrl.replay import PrioritizedReplayBuffer, PrioritizedSampler
-from polopt.ext.torchrl.transforms import RewardScaling
+from polopt.ext.torchrl.transforms import ObservationScaling, RewardScaling
 from polopt.ext.torchrl.transitions import NStep, TransitionCollector
 from polopt.launch import control_loop
 from polopt.launch.off_policy import OffPolicyJob, Replay
@@ -75,6 +75,10 @@ class _OffPolicy:
         if job.exploration is not None:
             low, high = self.bounds or (None, None)
             self.explorer = Explorer(job.exploration, low=low, high=high)
+        self.observations = None
+        if job.observation_scaling is not None:
+            width = self.env.observation_spec["observation"].shape[-1]
+            self.observations = ObservationScaling(width, clamp=job.observation_scaling.clamp)
         self.scaling = None
         if (scaling := job.reward_scaling) is not None:
             self.scaling = RewardScaling(
@@ -93,7 +97,7 @@ class _OffPolicy:
         steps = job.collector.frames_per_batch // job.collector.num_envs
         self.env.begin(f"the batch that begins at frame {frames}")
         starting = frames < job.replay.learning_starts
-        batch = self.collector.collect(self._anything if starting else self._try, steps, self._end)
+        batch = self.collector.collect(self._start if starting else self._try, steps, self._end)
         watch.lap("collect")
         frames += batch.numel()
         metrics = self.collector.returns(batch)
@@ -119,7 +123,7 @@ class _OffPolicy:
 
     def act(self, observation: Tensor) -> Tensor:
         """See `Learner`."""
-        return self.update.act(observation)
+        return self.update.act(self._scaled(observation))
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """See `Learner`."""
@@ -133,6 +137,8 @@ class _OffPolicy:
         }
         if self.explorer is not None:
             parts["explorer"] = self.explorer.state_dict()
+        if self.observations is not None:
+            parts["observations"] = self.observations.state_dict()
         if self.scaling is not None:
             parts["scaling"] = self.scaling.state_dict()
         tensors = {f"{n}.{k}": v.clone() for n, part in parts.items() for k, v in part.items()}
@@ -163,11 +169,24 @@ class _OffPolicy:
         self.buffer.sampler.load_state_dict(part("sampler"))
         if self.explorer is not None:
             self.explorer.load_state_dict(part("explorer"))
+        if self.observations is not None:
+            self.observations.load_state_dict(part("observations"))
         if self.scaling is not None:
             self.scaling.load_state_dict(part("scaling"))
             if not self.env.exact:  # its episodes begin anew
                 self.scaling.running.zero_()
         torch.set_rng_state(tensors["rng"])
+
+    def _start(self, observation: Tensor) -> Tensor:
+        """Return the actions before learning starts.
+
+        Noise that remembers is added to random actions, whose effects cancel otherwise: where only
+        a long push gets anywhere, nothing would be found before the policy is learnt.
+        """
+        actions = self._anything(observation)
+        if self.explorer is None or not isinstance(self.explorer.rule, OrnsteinUhlenbeck):
+            return actions
+        return self.explorer(actions, self.frames)
 
     def _anything(self, observation: Tensor) -> Tensor:
         """Return uniformly random actions."""
@@ -180,9 +199,13 @@ class _OffPolicy:
 
     def _try(self, observation: Tensor) -> Tensor:
         """Return the actions to collect with."""
+        observation = self._scaled(observation)
         values = self.job.algorithm.loss == "dqn"
         x = self.update.values(observation) if values else self.update.explore(observation)
         return x if self.explorer is None else self.explorer(x, self.frames)
+
+    def _scaled(self, observation: Tensor) -> Tensor:
+        return observation if self.observations is None else self.observations(observation)
 
     def _end(self, done: Tensor) -> None:
         if self.explorer is not None:
@@ -191,6 +214,8 @@ class _OffPolicy:
     def _store(self, batch: TensorDictBase) -> None:
         if self.scaling is not None:  # measures; what is stored stays as it was paid
             self.scaling.train()(batch.copy())
+        if self.observations is not None:
+            self.observations.measure(batch["observation"])
         transitions = self.n_step(batch).flatten(0, 1)  # there may be none
         if len(transitions):
             self.buffer.extend(transitions)
@@ -221,6 +246,9 @@ class _OffPolicy:
 
     def _draw(self, count: int) -> TensorDictBase:
         batch = self.buffer.sample(count)
+        if self.observations is not None:
+            for key in ("observation", ("next", "observation")):
+                batch[key] = self.observations(batch[key])
         if self.scaling is not None:
             self.scaling.eval()(batch)
         self.watch.lap("replay")

@@ -13,6 +13,7 @@ from polopt.envs.control import ClassicTask
 from polopt.launch.checkpoint import newest
 from polopt.launch.job import prepare
 from polopt.launch.off_policy import OffPolicyJob
+from polopt.launch.off_policy_run import _OffPolicy
 from polopt.launch.recipe import RecipeError, load, override
 from polopt.launch.record import read_metrics
 from polopt.launch.run import Run
@@ -147,7 +148,7 @@ CASES = [
     (CARTPOLE, PER, "replay.n_step=3", "reward_scaling={clamp: 5.0}"),
     (CARTPOLE, "algorithm={use: double_dqn, target_every: 5}"),
     (CARTPOLE, "algorithm={use: discrete_sac}", "exploration=null"),
-    (PENDULUM, PER, NOISE),
+    (PENDULUM, PER, NOISE, "observation_scaling={}"),
     (PENDULUM, "algorithm={use: td3}", "replay.n_step=2", NOISE),
     (PENDULUM, "algorithm={use: ddpg}", NOISE),
 ]
@@ -172,6 +173,37 @@ def test_resume_is_exact(tmp_path, case):
     last = [read_metrics(tmp_path / n / "metrics.jsonl")[-2] for n in ("whole", "parts")]
     for name in ("loss_critic", "td_error", "replay_size", "updates"):
         assert last[0][name] == last[1][name]
+
+
+def test_networks_see_scaled_observations_and_the_buffer_keeps_them_as_they_were():
+    learner = _OffPolicy(job(PENDULUM, "observation_scaling={}"))
+    learner.iterate(0)
+    stored = learner.buffer[:]
+    for key in ("observation", ("next", "observation")):
+        drawn = learner._draw(4096)[key]
+        # Cosine and sine are within ±1, the velocity is within ±8.
+        mean, deviation = (f(stored["observation"], 0) for f in (torch.mean, torch.std))
+        expected = ((stored[key] - mean) / deviation).std(0)
+        torch.testing.assert_close(drawn.std(0), expected, rtol=0.1, atol=0.0)
+        assert stored[key][:, 2].abs().max() <= 8.0
+    scaled = (stored["observation"] - learner.observations.mean) / learner.observations.deviation
+    torch.testing.assert_close(scaled.mean(0), torch.zeros(3), rtol=0.0, atol=1e-5)
+    torch.testing.assert_close(
+        learner.act(stored["observation"]), learner.update.act(scaled), rtol=0.0, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(("noise", "held"), [("{sigma: 0.5, theta: 0.05}", True), (None, False)])
+def test_random_actions_before_learning_are_pushed_by_noise_that_remembers(noise, held):
+    rule = "null" if noise is None else noise.replace("{", "{use: OrnsteinUhlenbeck, ")
+    settings = ("collector={num_envs: 16, frames_per_batch: 1600, total_frames: 3200}",
+                "replay={capacity: 1600, batch_size: 16, learning_starts: 1600}")  # fmt: skip
+    learner = _OffPolicy(job(PENDULUM, f"exploration={rule}", *settings))
+    learner.iterate(0)
+    action = learner.buffer[:]["action"].view(16, 100)
+    product = (action[:, 1:] * action[:, :-1]).mean() / action.square().mean()
+    assert (product > 0.4) == held
+    assert product > -0.1
 
 
 def test_metrics(tmp_path):
@@ -216,6 +248,8 @@ def test_stable_baselines3_is_given_our_values():
     assert len(values["action_noise"].noises) == 8
     with pytest.raises(ValueError, match="cannot be given the values of"):
         values_of(job(CARTPOLE, PER))
+    with pytest.raises(ValueError, match="cannot be given the values of"):
+        values_of(job(CARTPOLE, "observation_scaling={}"))
 
 
 @pytest.mark.slow
