@@ -57,7 +57,7 @@ LOSS_FIELDS = {
     "vllm_importance_sampling_clip_min": "objective.corrections",
     "vllm_importance_sampling_cap": "objective.corrections",
     "router_aux_loss_coef": "nothing: the auxiliary loss of mixtures of experts is not supported",
-    "use_liger_kernel": "nothing: its loss is TRL's own",
+    "use_liger_kernel": "nothing: Liger's kernel computes TRL's loss, not the algorithm's",
 }
 """Fields of `GRPOConfig` that belong to the loss, and where polopt has that setting."""
 
@@ -81,9 +81,12 @@ def check_config(args: GRPOConfig) -> None:
         default = field.default if field.default is not MISSING else field.default_factory()  # type: ignore[misc]
         value = getattr(args, field.name)
         if value != default:
+            where = LOSS_FIELDS[field.name]
+            reason = where.removeprefix("nothing: ")
+            mend = f"and set {where} instead" if reason == where else f"({reason})"
             raise ValueError(
                 f"trainer.{field.name}={value!r} is a setting of TRL's own loss, which is not "
-                f"used: leave it at {default!r} and set {LOSS_FIELDS[field.name]} instead"
+                f"used: leave it at {default!r} {mend}"
             )
 
 

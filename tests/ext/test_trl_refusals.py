@@ -65,6 +65,13 @@ def test_loss_fields_are_refused_with_the_mend(name):
         check_config(config(**{name: OTHER[name]}))
 
 
+def test_a_loss_field_that_has_no_other_place_says_why():
+    args = config()
+    args.use_liger_kernel = True  # TRL itself asks for the library first
+    with pytest.raises(ValueError, match=r"leave it at False \(Liger's kernel computes TRL's loss"):
+        check_config(args)
+
+
 def test_every_loss_field_of_this_trl_is_tested():
     known = set(GRPOConfig.__dataclass_fields__) & set(LOSS_FIELDS)
     assert known <= {*OTHER, "vllm_importance_sampling_cap", "use_liger_kernel"}
