@@ -67,14 +67,20 @@ ADVANTAGE_INPUTS = (
 
 
 def check_config(args: GRPOConfig) -> None:
-    """Refuse a config that sets the loss: that is the algorithm's business.
+    """Refuse a config that sets the loss, the algorithm's business, or starves the rewards.
 
     Args:
         args: TRL's config. Fields that this version of TRL lacks are skipped.
 
     Raises:
-        ValueError: If a field of `LOSS_FIELDS` differs from its default.
+        ValueError: If a field of `LOSS_FIELDS` differs from its default, or columns would be
+            removed that the rewards need.
     """
+    if args.remove_unused_columns:
+        raise ValueError(
+            "trainer.remove_unused_columns=True takes the columns away that the rewards need: "
+            "leave it at False"
+        )
     for field in fields(args):
         if field.name not in LOSS_FIELDS:
             continue

@@ -65,6 +65,11 @@ def test_loss_fields_are_refused_with_the_mend(name):
         check_config(config(**{name: OTHER[name]}))
 
 
+def test_the_rewards_keep_their_columns():
+    with pytest.raises(ValueError, match="remove_unused_columns=True takes the columns away"):
+        check_config(config(remove_unused_columns=True))
+
+
 def test_a_loss_field_that_has_no_other_place_says_why():
     args = config()
     args.use_liger_kernel = True  # TRL itself asks for the library first
