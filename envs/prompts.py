@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Prompts", "hold_out", "load_tokenizer", "read"]
 
-_PASSED_BY_TRL = ("prompts", "completions", "trainer_state", "log_extra", "log_metric")
+_PASSED_BY_TRL = (
+    "prompts", "completions", "completion_ids", "environments", "trainer_state", "log_extra",
+    "log_metric",
+)  # fmt: skip
 _TRUTH = "reward_model.ground_truth"  # where verl keeps the answer
 _BATCH = 1000
 
@@ -66,8 +69,9 @@ def read(
 
     Returns:
         A dataset with the columns `prompt`, `answer` if there are answers, and all others; and
-        counts: `rows`, dropped as `empty` (no prompt or no answer) and as `too_long`, `cut`,
-        `kept`, the `share_dropped`, and the `longest` prompt in tokens, None if not measured.
+        counts: `rows`, dropped as `empty` (no prompt, one of blanks, or no answer) and as
+        `too_long`, `cut`, `kept`, the `share_dropped`, and the `longest` prompt in tokens, None
+        if not measured.
 
     Raises:
         ValueError: If a file, a column or the tokenizer is missing, or no row is left.
@@ -77,7 +81,7 @@ def read(
 
     table = _named(source.table().slice(0, limit), source, how)
     prompts = _conversations(table, source, how)
-    lacking = [not prompt for prompt in prompts]
+    lacking = [_blank(prompt) for prompt in prompts]
     if "answer" in table.column_names:
         known = table["answer"].is_valid().to_pylist()
         lacking = [bad or not good for bad, good in zip(lacking, known, strict=True)]
@@ -188,6 +192,14 @@ def _conversations(table: "pa.Table", source: Source, how: Prompts) -> list[Any]
         )
     first = {"role": "system", "content": how.system_prompt}
     return [[first, *p] if p else None for p in prompts]
+
+
+def _blank(prompt: Any) -> bool:  # noqa: ANN401
+    """Whether nothing is asked: no text but blanks, in a conversation besides the system's."""
+    if not prompt or isinstance(prompt, str):
+        return not (prompt and prompt.strip())
+    asked = [m["content"] for m in prompt if m and m["role"] != "system"]
+    return all(not part or (isinstance(part, str) and not part.strip()) for part in asked)
 
 
 def _fit(

@@ -309,11 +309,17 @@ def test_texts_and_conversations_do_not_mix(tmp_path):
         ('{"prompt": 7}', {}, "'prompt' of .* holds int64, expected texts, or conversations"),
         ('{"prompt": ["a"]}', {}, "holds list<.*string>, expected texts, or conversations"),
         ('{"prompt": "a", "prompts": 1}', {}, "the column 'prompts', and TRL gives rewards some"),
+        ('{"prompt": "a", "completion_ids": 1}', {}, "column 'completion_ids', and TRL gives rew"),
+        ('{"prompt": "a", "environments": 1}', {}, "the column 'environments', and TRL gives rew"),
         ("", {}, "has no rows"),
         ('{"prompt": ""}', {}, "no row of .* is left of 1: 1 without a prompt or an answer"),
+        ('{"prompt": " \\n\\t"}', {}, "no row of .* is left of 1: 1 without a prompt or an answer"),
+        ('{"prompt": " "}', {"chat": True}, "no row of .* is left of 1: 1 without a prompt or"),
+        ('{"prompt": [{"role": "system", "content": "x"}, {"role": "user", "content": " "}]}', {},
+         "no row of .* is left of 1: 1 without a prompt or an answer"),
         ('{"prompt": "a", "answer": null}', {}, "1 without a prompt or an answer"),
     ],
-)
+)  # fmt: skip
 def test_bad_rows_are_one_sentence(tmp_path, content, settings, message):
     path = tmp_path / "t.jsonl"
     path.write_text(content)
