@@ -55,7 +55,7 @@ def requirements():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
     needs = [Requirement(line) for line in lines]
-    return [need for need in needs if need.name != "polopt" and need.specifier]
+    return [need for need in needs if need.name != "polopt"]
 
 
 def pins(name):
@@ -66,6 +66,8 @@ def pins(name):
 def test_lower_bounds_are_what_low_tests():
     low = pins("low")
     for need in requirements():
+        if not need.specifier:  # a small library whose interface of old does
+            continue
         (bound,) = (s.version for s in need.specifier if s.operator == ">=")
         assert need.name in low, f"{need} has no pin in low.txt"
         assert Version(low[need.name]) == Version(bound), f"{need}, low.txt {low[need.name]}"
