@@ -248,6 +248,10 @@ def prepare(tree: dict[str, Any], *, name: str) -> LlmJob:
             "'model' must build something with a method make(task, progress), "
             f"got {type(model).__name__}"
         )
+    if isinstance(model, Pretrained) and model.lora is not None:
+        # peft takes any type; of `init_lora_weights` it takes names that its annotation lacks.
+        typed = {key: value for key, value in model.lora.items() if key != "init_lora_weights"}
+        call(type(model.adapter()), typed, "model.lora")
     evaluation = call(Evaluation, tree.get("evaluation", {}), "evaluation")
     engine = _engine(tree)
     trainer, batch = _trainer(tree["trainer"], world, seed(tree), algorithm, task)

@@ -24,6 +24,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import is_dataclass
 from importlib.resources import files
 from pathlib import Path
 from types import GenericAlias
@@ -313,7 +314,9 @@ def _signature(target: Callable[..., Any]) -> tuple[Mapping[str, inspect.Paramet
     except ValueError:  # some functions written in C do not tell
         parameters = {"_": inspect.Parameter("_", inspect.Parameter.VAR_KEYWORD)}
     try:
-        types = get_type_hints(target.__init__ if inspect.isclass(target) else target)
+        # A dataclass tells the types of inherited fields itself, its `__init__` may not.
+        made = inspect.isclass(target) and not is_dataclass(target)
+        types = get_type_hints(target.__init__ if made else target)
     except (NameError, TypeError, AttributeError):  # hints for type checkers only
         types = {}
     return parameters, types

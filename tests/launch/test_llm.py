@@ -410,6 +410,9 @@ def test_adapters_are_trained_on_a_model_that_stays(tmp_path, cache, capsys):
     [
         ("{use: pretrained, path: x, dtype: float8}", "'model.dtype': input should be 'float32'"),
         ("{use: pretrained, path: x, lora: {rank: 4}}", "lora: peft.LoraConfig has no 'rank'"),
+        ("{use: pretrained, path: x, lora: {r: a}}", r"'model.lora.r': .* integer.*, got 'a'"),
+        ("{use: pretrained, path: x, lora: {bias: x}}", "'model.lora.bias': .*'none'.* got 'x'"),
+        ("{use: pretrained, path: x, lora: {target_modules: 3}}", "'model.lora.target_modules': "),
     ],
 )
 def test_wrong_settings_of_a_model(model, message):
@@ -418,6 +421,14 @@ def test_wrong_settings_of_a_model(model, message):
     override(recipe, f"model={model}")
     with pytest.raises(RecipeError, match=message):
         prepare(recipe, name="test")
+
+
+def test_right_settings_of_adapters():
+    pytest.importorskip("peft")
+    recipe = tree()
+    lora = "{r: 4, target_modules: [q_proj], bias: none, init_lora_weights: pissa_niter_4}"
+    override(recipe, f"model={{use: pretrained, path: x, lora: {lora}}}")
+    assert prepare(recipe, name="test").model.adapter().init_lora_weights == "pissa_niter_4"
 
 
 @pytest.mark.slow
