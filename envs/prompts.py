@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset
 
-__all__ = ["Prompts", "hold_out", "load_tokenizer", "read"]
+__all__ = ["Prompts", "hold_out", "lengths", "load_tokenizer", "read"]
 
 _PASSED_BY_TRL = (
     "prompts", "completions", "completion_ids", "environments", "trainer_state", "log_extra",
@@ -269,6 +269,16 @@ class _Ruler:
             prompt = [*prompt[:-1], {**prompt[-1], "content": text}] if talks else text
             (length,) = self.lengths([prompt])
         return prompt
+
+
+def lengths(prompts: Sequence[Any], tokenizer: Any) -> list[int]:  # noqa: ANN401
+    """Return how long prompts are as they reach the model, tokens.
+
+    Args:
+        prompts: Texts, or conversations.
+        tokenizer: Of the model; with a chat template for conversations.
+    """
+    return _Ruler(tokenizer, tokenizer.name_or_path).lengths(prompts)
 
 
 def load_tokenizer(name: str) -> Any:  # noqa: ANN401

@@ -1,12 +1,13 @@
 """The rows and rewards of a text task in a run: checked before it, told at its start and end."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polopt.envs.dataset import DatasetTask, Rows
 from polopt.envs.isolation import Isolated
+from polopt.envs.prompts import lengths
 from polopt.envs.text import TextTask
 from polopt.launch.files import write_json
 from polopt.launch.recipe import RecipeError
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 __all__ = [
+    "check_lengths",
     "check_rows",
     "close_rewards",
     "describe",
@@ -39,6 +41,35 @@ def check_rows(task: TextTask) -> dict[str, Any] | None:
         return task.check()
     except ValueError as error:
         raise RecipeError(f"task: {error}") from error
+
+
+def check_lengths(prompts: Sequence[Any], tokenizer: Any, config: Any) -> None:  # noqa: ANN401
+    """Refuse prompts that are longer than what the model can read.
+
+    Args:
+        prompts: Texts, or conversations.
+        tokenizer: The model's.
+        config: The model's; nothing is refused where it names no limit.
+
+    Raises:
+        RecipeError: With the longest prompt, the limit, and what to set.
+    """
+    text = config.get_text_config()
+    limit = getattr(text, "max_position_embeddings", None)
+    if limit is None:
+        return
+    # Yarn and the like read further than the model was pretrained for.
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    start = rope.get("original_max_position_embeddings") or limit
+    limit = max(limit, int(start * (rope.get("factor") or 1)))
+    found = lengths(prompts, tokenizer)
+    longer = sum(length > limit for length in found)
+    if longer:
+        raise RecipeError(
+            f"task: {longer} of {len(found)} prompts are longer than the {limit} tokens that the "
+            f"model can read, the longest has {max(found)}: set task.max_prompt_length (and "
+            "task.tokenizer), or take another model"
+        )
 
 
 def record_rows(report: Mapping[str, Any], folder: Path) -> None:

@@ -20,7 +20,14 @@ from polopt.ext.trl.trainer import PolicyTrainer
 from polopt.ext.vllm.errors import ServerError
 from polopt.launch.curve import write_curves
 from polopt.launch.llm import LlmJob
-from polopt.launch.llm_data import check_rows, close_rewards, record_rows, training_rows
+from polopt.launch.llm_data import (
+    check_lengths,
+    check_rows,
+    close_rewards,
+    held_out_rows,
+    record_rows,
+    training_rows,
+)
 from polopt.launch.llm_vllm import generation
 from polopt.launch.llm_watch import KINDS, Watch
 from polopt.launch.recipe import RecipeError
@@ -99,6 +106,8 @@ def _train(job: LlmJob, run: Run, stack: contextlib.ExitStack) -> dict[str, Any]
             )
     except ValueError as error:
         raise RecipeError(str(error)) from error
+    held_out = [row["prompt"] for row in held_out_rows(job.task, job.evaluation.problems)]
+    check_lengths([*trainer.train_dataset["prompt"], *held_out], tokenizer, model.config)
     trainer.remove_callback(PrinterCallback)
     watch = Watch(job, run, trainer, tokenizer)
     trainer.add_callback(watch)

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 
 from polopt.launch.cli import main
 from polopt.launch.job import prepare
-from polopt.launch.llm_data import describe
-from polopt.launch.recipe import load
+from polopt.launch.llm_data import check_lengths, describe
+from polopt.launch.recipe import RecipeError, load
 from polopt.launch.train import find_recipe
 
 WORDS = ["<pad>", "<eos>", "<unk>", "user", "+", "=", "####", *map(str, range(60))]
@@ -201,6 +201,31 @@ def test_a_file_cut_short_is_a_fault_of_the_task(words, here, capsys):
 def test_tokenizers_that_lack_something(words, capsys, overrides, settings, message):
     assert main(words(*overrides, **settings)) == 2
     assert re.search(message, json.loads(capsys.readouterr().out)["error"])
+
+
+def test_prompts_that_the_model_cannot_read_are_refused(words, here, capsys):
+    arguments = words("task.max_prompt_length=null", "task.train_files=[long.parquet]")
+    long = rows(20)
+    long[7]["prompt"][0]["content"] += " +" * 80
+    parquet(here / "long.parquet", long)
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert json.loads(out)["error"] == (
+        "task: 1 of 26 prompts are longer than the 64 tokens that the model can read, the longest "
+        "has 85: set task.max_prompt_length (and task.tokenizer), or take another model"
+    )
+    assert "Traceback" not in err
+
+
+def test_a_model_that_reads_further_than_it_was_trained(tmp_path):
+    from transformers import AutoTokenizer, Qwen3Config
+
+    tokenizer = AutoTokenizer.from_pretrained(save_model(tmp_path / "model"))
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
+    config = Qwen3Config(max_position_embeddings=64, rope_theta=1e4, rope_scaling=yarn)
+    check_lengths(["+ " * 128], tokenizer, config)
+    with pytest.raises(RecipeError, match="1 of 2 prompts are longer than the 128 tokens"):
+        check_lengths(["+ " * 129, "+"], tokenizer, config)
 
 
 @pytest.mark.parametrize(
