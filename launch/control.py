@@ -1,44 +1,31 @@
 """The job of a control task: an actor and a critic trained by TorchRL's parts and our losses."""
 
 import contextlib
-import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from polopt.envs.control import ControlTask
-from polopt.launch.job import COMMON, loss_names, processes, seed, task_names
-from polopt.launch.recipe import RecipeError, build, call, check_keys, complete
+from polopt.launch.control_sections import (
+    Checkpoints,
+    Evaluation,
+    Network,
+    ObservationScaling,
+    Optimizer,
+    RewardScaling,
+    check_most,
+    check_parts,
+    check_positive,
+    check_ratio,
+    read_sections,
+    task_and_algorithm,
+)
+from polopt.launch.recipe import RecipeError, complete
 from polopt.losses import Algorithm, gae
-from polopt.losses.controllers import observe_all, states_of
-from polopt.losses.schedules import Coefficient, check_coefficient
 
 if TYPE_CHECKING:
     from polopt.launch.run import Run
 
-__all__ = [
-    "ActorCritic",
-    "Checkpoints",
-    "Collection",
-    "ControlJob",
-    "Evaluation",
-    "Network",
-    "ObservationScaling",
-    "Optimizer",
-    "RewardScaling",
-    "Updates",
-    "check_most",
-    "check_parts",
-    "check_positive",
-    "prepare",
-    "read_section",
-]
-
-T = TypeVar("T")
-
-_MOST_WEIGHTS = 100_000_000
-_MOST = {"num_envs": 1_000_000, "episodes": 1_000_000, "frames_per_batch": 100_000_000}
+__all__ = ["ActorCritic", "Collection", "ControlJob", "Updates", "prepare"]
 
 _MEASURED = (
     "clip_fraction", "entropy", "episodes", "explained_variance", "grad_norm", "loss_critic",
@@ -82,27 +69,6 @@ class Collection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
-    """Actor and critic, each with its own layers.
-
-    Attributes:
-        hidden: Widths of the layers.
-    """
-
-    hidden: tuple[int, ...] = (64, 64)
-
-    def __post_init__(self) -> None:
-        if any(width < 1 for width in self.hidden):
-            raise ValueError(f"hidden must be positive widths, got {list(self.hidden)}")
-        weights = sum(a * b for a, b in pairwise((1, *self.hidden, 1)))
-        if weights > _MOST_WEIGHTS:
-            raise ValueError(
-                f"hidden {list(self.hidden)} makes layers of {weights:,} weights, more than the "
-                f"{_MOST_WEIGHTS:,} that fit a network of control: use narrower layers"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
 class ActorCritic(Network):
     """As `Network`, with a choice of the actor's distribution.
 
@@ -133,91 +99,6 @@ class Updates:
 
     def __post_init__(self) -> None:
         check_positive(self, "epochs", "minibatch_size", "max_grad_norm", "target_kl")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Optimizer:
-    """Adam.
-
-    Attributes:
-        lr: Learning rate, or its schedule in frames.
-        eps: Added to the root of the second moment.
-    """
-
-    lr: Coefficient = 3e-4
-    eps: float = 1e-5
-
-    def __post_init__(self) -> None:
-        check_positive(self, "eps")
-        check_positive(self, "lr")
-        check_coefficient("lr", self.lr)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ObservationScaling:
-    """How observations are scaled; see `polopt.ext.torchrl.transforms.ObservationScaling`.
-
-    Attributes:
-        clamp: Scaled observations are clamped to ± this; none leaves them.
-    """
-
-    clamp: float | None = 10.0
-
-    def __post_init__(self) -> None:
-        check_positive(self, "clamp")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RewardScaling:
-    """How rewards are scaled; see `polopt.ext.torchrl.transforms.RewardScaling`.
-
-    Attributes:
-        clamp: Scaled rewards are clamped to ± this; none leaves them.
-        constant: Divide by this number instead of the measured deviation.
-    """
-
-    clamp: float | None = 10.0
-    constant: float | None = None
-
-    def __post_init__(self) -> None:
-        check_positive(self, "clamp", "constant")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """Greedy episodes, played in environments of their own.
-
-    Attributes:
-        every: Frames between evaluations.
-        episodes: Episodes in each.
-        stop_at: Mean return that ends the run; by default the task's bar, none goes on.
-    """
-
-    every: int = 2048
-    episodes: int = 100
-    stop_at: float | None = None
-
-    def __post_init__(self) -> None:
-        check_positive(self, "every", "episodes")
-        check_most(self, "episodes")
-        if self.stop_at is not None and not math.isfinite(self.stop_at):
-            raise ValueError(
-                f"stop_at must be a number, or null to go on to the last frame, got {self.stop_at}"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checkpoints:
-    """When the run is saved, besides at its end.
-
-    Attributes:
-        every: Frames between checkpoints.
-    """
-
-    every: int = 20_480
-
-    def __post_init__(self) -> None:
-        check_positive(self, "every")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,27 +165,10 @@ def prepare(tree: dict[str, Any], *, name: str) -> ControlJob:
         "evaluation": Evaluation,
         "checkpoints": Checkpoints,
     }
-    check_keys(tree, (*COMMON, *sections))
-    for key in ("algorithm", "collector", "update"):
-        if key not in tree:
-            raise RecipeError(f"the section {key!r} is missing")
-    seed(tree)
-    world = processes(tree)
-    if world != 1:
-        raise RecipeError(f"'launch.processes' must be 1 for a control task, got {world}")
-    task = build(tree["task"], task_names(), "task")
-    algorithm = build(tree["algorithm"], loss_names(), "algorithm")
+    needed = {"collector": "", "update": ""}
+    task, algorithm = task_and_algorithm(tree, sections, needed)
     _check_algorithm(algorithm)
-    evaluation = tree.setdefault("evaluation", {})
-    check_keys(evaluation, Evaluation.__dataclass_fields__, "evaluation")
-    evaluation.setdefault("stop_at", task.bar)
-    settings: dict[str, Any] = {}
-    for key, kind in sections.items():
-        optional = key in ("observation_scaling", "reward_scaling")
-        tree.setdefault(key, None if optional else {})
-        if optional and tree[key] is None:
-            continue
-        settings[key] = read_section(tree, key, kind)
+    settings = read_sections(tree, sections, task)
     complete({"use": tree["collector"]["use"]}, collector_names(), "collector")
     job = ControlJob(name=name, tree=tree, task=task, algorithm=algorithm, **settings)
     frames, size = job.collector.frames_per_batch, job.update.minibatch_size
@@ -312,48 +176,13 @@ def prepare(tree: dict[str, Any], *, name: str) -> ControlJob:
         raise RecipeError(
             f"'update.minibatch_size' {size} must divide 'collector.frames_per_batch' {frames}"
         )
-    if algorithm.objective.ratio == "none" and (job.update.epochs > 1 or size < frames):
-        raise RecipeError(
-            "the algorithm has no importance ratio, so only its first update of a batch is right: "
-            f"set update.epochs=1 update.minibatch_size={frames}, or use ppo"
-        )
-    if algorithm.objective.ratio == "none" and job.update.target_kl is not None:
-        raise RecipeError(
-            "'update.target_kl' needs an importance ratio, which the algorithm does not have: "
-            "leave it out, or use ppo"
-        )
+    check_ratio(algorithm, job.update, frames, "ppo")
     if job.network.policy == "flow":
         from polopt.ext.torchrl.flows import make_flow_actor
 
         with contextlib.closing(task.make(1, seed=0)) as env:
             make_flow_actor(env)  # tells what is missing or does not fit
-    if states_of(job.optimizer):
-        raise RecipeError(
-            "'optimizer.lr' must be a number or a schedule; a controller adapts coefficients of "
-            "the algorithm"
-        )
     return job
-
-
-def read_section(tree: dict[str, Any], key: str, kind: type[T]) -> T:
-    """Build one section of a recipe, and write its defaults into the recipe.
-
-    Args:
-        tree: The recipe, which is changed.
-        key: The section.
-        kind: A dataclass.
-
-    Raises:
-        RecipeError: If a setting is unknown, missing or out of range.
-    """
-    check_keys(tree[key], kind.__dataclass_fields__, key)  # type: ignore[attr-defined]
-    given = {k: complete(v, loss_names(), f"{key}.{k}") for k, v in tree[key].items()}
-    # The collector's `use` is looked up when the run begins.
-    values = given if key == "collector" else build(given, loss_names(), key)
-    section = call(kind, values, key)
-    defaults = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(section).items()}  # type: ignore[call-overload]
-    tree[key] = {**defaults, **given}
-    return section
 
 
 def _check_algorithm(algorithm: Any) -> None:  # noqa: ANN401
@@ -374,51 +203,3 @@ def _check_algorithm(algorithm: Any) -> None:  # noqa: ANN401
             f"and aggregation 'token_mean', got {objective.ratio!r} and {objective.aggregation!r}"
         )
     check_parts(algorithm, _MEASURED)
-
-
-def check_parts(algorithm: Algorithm, measured: Iterable[str]) -> None:
-    """Refuse parts of an algorithm that no loop of a control task has a use for.
-
-    Args:
-        algorithm: Of the recipe.
-        measured: Metrics that its controllers can react to, besides those of the ratio.
-
-    Raises:
-        RecipeError: If it needs a reference policy or corrects a sampler, or a controller reacts
-            to another metric.
-    """
-    objective = algorithm.objective
-    for name, used, mend in (
-        ("kl_coef", objective.uses_reference, "set algorithm.kl_coef=0"),
-        ("corrections", bool(objective.corrections), "leave it out"),
-    ):
-        if used:
-            raise RecipeError(
-                f"'algorithm': {name} is set, but a control task has no reference policy and no "
-                f"sampler of its own: {mend}"
-            )
-    measured = [*measured, *(("kl_approx", "ratio_mean") if objective.ratio != "none" else ())]
-    try:  # not a number: asks only whether every controller finds its metric
-        observe_all(algorithm, dict.fromkeys(measured, math.nan), 0)
-    except ValueError as error:
-        raise RecipeError(f"'algorithm': {error}") from error
-
-
-def check_most(section: object, *names: str) -> None:
-    """Raise a ValueError if a section asks for more than fits into memory at a time."""
-    for name in names:
-        value = getattr(section, name)
-        if value > _MOST[name]:
-            raise ValueError(
-                f"{name} {value:,} is more than the {_MOST[name]:,} that a run can hold at a time: "
-                "use fewer"
-            )
-
-
-def check_positive(section: object, *names: str) -> None:
-    """Raise a ValueError if a number of a section is not positive and finite."""
-    for name in names:
-        value = getattr(section, name)
-        if isinstance(value, float | int) and not 0 < value < math.inf:
-            what = "finite" if value == math.inf else "positive"
-            raise ValueError(f"{name} must be {what}, got {value}")

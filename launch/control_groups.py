@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from polopt.envs.control import ControlTask
-from polopt.launch.control import (
+from polopt.launch.control_sections import (
     Checkpoints,
     Evaluation,
     Network,
@@ -12,12 +12,12 @@ from polopt.launch.control import (
     check_most,
     check_parts,
     check_positive,
-    read_section,
+    check_ratio,
+    read_sections,
+    task_and_algorithm,
 )
-from polopt.launch.job import COMMON, loss_names, processes, seed, task_names
-from polopt.launch.recipe import RecipeError, build, check_keys
+from polopt.launch.recipe import RecipeError
 from polopt.losses import Algorithm
-from polopt.losses.controllers import states_of
 
 if TYPE_CHECKING:
     from polopt.launch.run import Run
@@ -147,25 +147,10 @@ def prepare(tree: dict[str, Any], *, name: str) -> GroupJob:
         "evaluation": Evaluation,
         "checkpoints": Checkpoints,
     }
-    check_keys(tree, (*COMMON, *sections))
-    for key in ("groups", "collector", "update"):
-        if key not in tree:
-            example = ", for example groups: {size: 16}" if key == "groups" else ""
-            raise RecipeError(f"the section {key!r} is missing{example}")
-    seed(tree)
-    world = processes(tree)
-    if world != 1:
-        raise RecipeError(f"'launch.processes' must be 1 for a control task, got {world}")
-    task = build(tree["task"], task_names(), "task")
-    algorithm = build(tree["algorithm"], loss_names(), "algorithm")
+    needed = {"groups": "groups: {size: 16}", "collector": "", "update": ""}
+    task, algorithm = task_and_algorithm(tree, sections, needed)
     check_parts(algorithm, MEASURED)
-    evaluation = tree.setdefault("evaluation", {})
-    check_keys(evaluation, Evaluation.__dataclass_fields__, "evaluation")
-    evaluation.setdefault("stop_at", task.bar)
-    settings: dict[str, Any] = {}
-    for key, kind in sections.items():
-        tree.setdefault(key, {})
-        settings[key] = read_section(tree, key, kind)
+    settings = read_sections(tree, sections, task)
     job = GroupJob(name=name, tree=tree, task=task, algorithm=algorithm, **settings)
     rollouts, size = job.collector.num_envs, job.update.minibatch_size
     if rollouts % size:
@@ -173,21 +158,6 @@ def prepare(tree: dict[str, Any], *, name: str) -> GroupJob:
             f"'update.minibatch_size' {size} must divide 'collector.num_envs' {rollouts}: both "
             "count rollouts"
         )
-    if algorithm.objective.ratio == "none":
-        if job.update.epochs > 1 or size < rollouts:
-            raise RecipeError(
-                "the algorithm has no importance ratio, so only its first update of a batch is "
-                f"right: set update.epochs=1 update.minibatch_size={rollouts}, or use dapo"
-            )
-        if job.update.target_kl is not None:
-            raise RecipeError(
-                "'update.target_kl' needs an importance ratio, which the algorithm does not have: "
-                "leave it out, or use dapo"
-            )
-    if states_of(job.optimizer):
-        raise RecipeError(
-            "'optimizer.lr' must be a number or a schedule; a controller adapts coefficients of "
-            "the algorithm"
-        )
+    check_ratio(algorithm, job.update, rollouts, "dapo")
     check_pieces(job)
     return job

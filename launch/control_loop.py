@@ -15,7 +15,10 @@ from polopt.envs.control import ControlTask
 from polopt.envs.finite import EnvError, FiniteEnv
 from polopt.ext.metrics import PHASES
 from polopt.ext.torchrl.evaluate import play
-from polopt.launch.control import Checkpoints, Evaluation
+from polopt.launch.control_sections import (
+    Checkpoints,
+    Evaluation,
+)
 from polopt.launch.curve import write_curves
 from polopt.launch.recipe import RecipeError
 from polopt.launch.record import read_metrics

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from polopt.envs.control import ControlTask
-from polopt.launch.control import (
+from polopt.launch.control_sections import (
     Checkpoints,
     Evaluation,
     Network,
@@ -17,19 +17,14 @@ from polopt.launch.control import (
     RewardScaling,
     check_most,
     check_positive,
-    read_section,
+    read_sections,
+    task_and_algorithm,
 )
 from polopt.launch.job import (
-    COMMON,
     exploration_names,
-    loss_names,
-    processes,
-    seed,
-    task_names,
 )
 from polopt.launch.recipe import RecipeError, build, check_keys, complete
 from polopt.losses import OffPolicy
-from polopt.losses.controllers import states_of
 from polopt.losses.schedules import Coefficient, check_unit
 
 if TYPE_CHECKING:
@@ -226,35 +221,16 @@ def prepare(tree: dict[str, Any], *, name: str) -> OffPolicyJob:
         "evaluation": Evaluation,
         "checkpoints": Checkpoints,
     }
-    check_keys(tree, (*COMMON, *sections, "exploration"))
-    for key in ("collector", "replay", "update"):
-        if key not in tree:
-            raise RecipeError(f"the section {key!r} is missing")
-    seed(tree)
-    world = processes(tree)
-    if world != 1:
-        raise RecipeError(f"'launch.processes' must be 1 for a control task, got {world}")
-    task = build(tree["task"], task_names(), "task")
-    algorithm = build(tree["algorithm"], loss_names(), "algorithm")
+    needed = {"collector": "", "replay": "", "update": ""}
+    task, algorithm = task_and_algorithm(tree, (*sections, "exploration"), needed)
     _check_actions(task, algorithm)
-    evaluation = tree.setdefault("evaluation", {})
-    check_keys(evaluation, Evaluation.__dataclass_fields__, "evaluation")
-    evaluation.setdefault("stop_at", task.bar)
-    settings: dict[str, Any] = {}
-    for key, kind in sections.items():
-        optional = key in ("observation_scaling", "reward_scaling")
-        tree.setdefault(key, None if optional else {})
-        if optional and tree[key] is None:
-            continue
-        settings[key] = read_section(tree, key, kind)
+    settings = read_sections(tree, sections, task)
     if (prioritised := tree["replay"]["prioritised"]) is not None:
         defaults = {f.name: f.default for f in fields(Prioritised)}
         check_keys(prioritised, defaults, "replay.prioritised")
         tree["replay"]["prioritised"] = {**defaults, **prioritised}
     tree.setdefault("exploration", None)
     rule = _exploration(tree, algorithm, exploration_names())
-    if states_of(settings["optimizer"]):
-        raise RecipeError("'optimizer.lr' must be a number or a schedule")
     total, starts = settings["collector"].total_frames, settings["replay"].learning_starts
     if starts >= total:
         raise RecipeError(
