@@ -63,7 +63,10 @@ def evaluate(args: argparse.Namespace, signals: object) -> Result:
         job, model = _of_run(Path(name), args, overrides)
     else:
         job, model = _of_model(name, args, overrides)
-    content = measure(job, model, samples=args.samples, seed=args.seed)
+    # A recipe that trusts the code of its own model does not vouch for that of another.
+    own = model != name or getattr(job.model, "path", None) == name
+    own = own or any(word.startswith("model.trust_remote_code=") for word in overrides)
+    content = measure(job, model, samples=args.samples, seed=args.seed, own=own)
     return Result(content=content, text=_table(content))
 
 
@@ -122,17 +125,21 @@ def _job(tree: dict[str, Any], name: str) -> "LlmJob":
     return job
 
 
-def measure(job: "LlmJob", source: str, *, samples: int, seed: int) -> dict[str, Any]:
+def measure(
+    job: "LlmJob", source: str, *, samples: int, seed: int, own: bool = True
+) -> dict[str, Any]:
     """Return the accuracies of a model on the held-out problems of a job.
 
     Args:
-        job: Names the task, how many problems, and the longest answer.
+        job: Names the task, how many problems, the longest answer, and how a model is loaded.
         source: Folder or hub name of the model.
         samples: Answers drawn per problem.
         seed: Of the draws.
+        own: Whether the job's `model.trust_remote_code` is about this model.
 
     Raises:
-        RecipeError: If there is no such model, or the task's rows or reward do not work.
+        RecipeError: If there is no such model, a prompt is longer than it can read, or the
+            task's rows or reward do not work.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -140,14 +147,16 @@ def measure(job: "LlmJob", source: str, *, samples: int, seed: int) -> dict[str,
 
     from polopt.ext.trl.config import check_tokenizer
     from polopt.ext.trl.evaluate import judge, report
-    from polopt.launch.llm_data import close_rewards, held_out_rows
+    from polopt.launch.llm_data import check_lengths, close_rewards, held_out_rows
     from polopt.launch.recipe import RecipeError
 
     task, rows = job.task, held_out_rows(job.task, job.evaluation.problems)
     logging.disable_progress_bar()
+    loading = dict(getattr(job.model, "loading", {}))  # of Pretrained
+    trust = {"trust_remote_code": own and loading.get("trust_remote_code", False)}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
-        model: Any = AutoModelForCausalLM.from_pretrained(source)
+        tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left", **trust)
+        model: Any = AutoModelForCausalLM.from_pretrained(source, **{**loading, **trust})
     except (OSError, ValueError) as error:
         reason = str(error).split("\n")[0]
         raise RecipeError(f"cannot load a model from {source}: {reason}") from error
@@ -157,6 +166,7 @@ def measure(job: "LlmJob", source: str, *, samples: int, seed: int) -> dict[str,
         model = model.cuda()
     try:
         check_tokenizer(tokenizer, rows)
+        check_lengths([row["prompt"] for row in rows], tokenizer, model.config)
         problems, *_ = judge(
             model, tokenizer, task, rows,
             samples=samples, max_new_tokens=job.batch.max_length, seed=seed,

@@ -228,6 +228,43 @@ def test_a_model_that_reads_further_than_it_was_trained(tmp_path):
         check_lengths(["+ " * 129, "+"], tokenizer, config)
 
 
+def test_an_evaluation_loads_the_model_as_the_recipe_does(words, here, capsys, monkeypatch):
+    """Code that comes with a model runs where the recipe, or the command, trusts this model."""
+    from polopt.ext.trl import evaluate
+
+    settings = words("model.dtype=bfloat16")[3:]
+    folder = here / "model"
+    (folder / "custom.py").write_text(
+        "from transformers import Qwen3Config, Qwen3ForCausalLM\n\n\n"
+        "class Config(Qwen3Config):\n    model_type = 'mine'\n\n\n"
+        "class Model(Qwen3ForCausalLM):\n    config_class = Config\n"
+    )
+    config = json.loads((folder / "config.json").read_text())
+    config["model_type"] = "mine"
+    config["auto_map"] = {
+        "AutoConfig": "custom.Config", "AutoModelForCausalLM": "custom.Model"
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    seen, judge = [], evaluate.judge
+
+    def spy(model, *rest, **named):
+        seen.append((type(model).__name__, str(model.dtype)))
+        return judge(model, *rest, **named)
+
+    monkeypatch.setattr(evaluate, "judge", spy)
+    command = ["eval", str(folder), "--recipe", "gsm8k-grpo", "--samples", "1", "--json", *settings]
+    assert main(command) == 2
+    assert "cannot load a model" in json.loads(capsys.readouterr().out)["error"]
+    assert main([*command, "model.trust_remote_code=true"]) == 0
+    assert seen == [("Model", "torch.bfloat16")]
+    # The recipe's own model is trusted by it, and another is not.
+    (here / "mine.yaml").write_text("base: gsm8k-grpo\nmodel: {trust_remote_code: true}\n")
+    command[3] = "mine.yaml"
+    assert main(command) == 0
+    assert main([*command, "model.path=another"]) == 2
+    assert len(seen) == 2
+
+
 @pytest.mark.parametrize(
     ("body", "timeout", "message"),
     [
