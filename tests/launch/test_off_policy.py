@@ -264,3 +264,14 @@ def test_shipped_recipes_learn(tmp_path, recipe, seed, frames):
     assert summary["frames"] <= frames
     first = read_metrics(tmp_path / "run" / "metrics.jsonl")[0]
     assert first["greedy_return"] < -1000  # it was learnt, not given
+
+
+@pytest.mark.slow
+def test_a_far_goal_is_found(tmp_path):
+    recipe = "mountaincar-continuous-ddpg"
+    prepared = prepare({**load(find_recipe(recipe)), "seed": 31}, name=recipe)
+    summary = run(tmp_path / "run", prepared)
+    assert summary["solved"]
+    assert summary["final_return"] >= 90
+    first = read_metrics(tmp_path / "run" / "metrics.jsonl")[0]
+    assert first["greedy_return"] < 0
