@@ -213,7 +213,8 @@ def _torchrun(count: int) -> list[str]:
 def _spawn(args: argparse.Namespace, job: Job, resume: Path | None) -> Result:
     """Start this command once per rank, pass signals on, and wait."""
     path = resume or _make(Path(args.runs), job.name)
-    command = [sys.executable, *_torchrun(job.processes)[1:], "-m", *_command(args)]
+    options = _torchrun(job.processes)[3:]
+    command = [sys.executable, "-m", "polopt.launch.ranks", *options, "-m", *_command(args)]
     environment = {**os.environ, _FOLDER: str(path), SPAWNED: "1"}
     received: list[int] = []
     child: subprocess.Popen[bytes] | None = None
@@ -242,7 +243,7 @@ def _spawn(args: argparse.Namespace, job: Job, resume: Path | None) -> Result:
         summary = {"status": "failed", "run": str(path)}
     if code and not received and summary["status"] == "completed":
         summary["status"] = "failed"
-    code = 128 + received[0] if received else min(abs(code), 1)
+    code = 128 + received[0] if received else 2 if code == 2 else min(abs(code), 1)
     return Result(content=summary, text=_text(summary), code=code)
 
 

@@ -105,6 +105,8 @@ class FakeJob:
         assert self.task.fault
         if self.task.fault == "raise":
             raise RuntimeError("the fault that was asked for")
+        if self.task.fault == "recipe":
+            raise RecipeError("the refusal that was asked for")
         if self.task.fault == "hang":
             time.sleep(60)
         os.kill(os.getpid(), getattr(signal, self.task.fault))

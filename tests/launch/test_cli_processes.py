@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -40,12 +41,22 @@ def test_two_processes_save_and_end_on_sigterm(here, start, only_run, wait_for_l
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["raise", "SIGKILL"])
-def test_a_rank_that_dies_fails_the_run(here, start, fault):
+@pytest.mark.parametrize(
+    ("fault", "code", "told"),
+    [
+        ("raise", 1, "RuntimeError: the fault that was asked for"),
+        ("SIGKILL", 1, r"polopt: rank \d was ended by SIGKILL"),
+        ("recipe", 2, r"^polopt: .*the refusal that was asked for$"),
+    ],
+)
+def test_a_rank_that_dies_fails_the_run(here, start, fault, code, told):
     process = start("train", "fake.yaml", "launch.processes=2", f"task.fault={fault}", "--json")
-    out, _ = process.communicate(timeout=100)
-    assert process.returncode == 1
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == code
     assert json.loads(out)["status"] == "failed"
+    assert re.search(told, err, re.MULTILINE), err
+    assert "ChildFailedError" not in err
+    assert ("Traceback" in err) == (fault == "raise"), err
 
 
 @pytest.mark.slow

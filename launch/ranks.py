@@ -1,0 +1,40 @@
+"""Starts the ranks of a run with torchrun, whose own traceback would hide what a rank said.
+
+Takes torchrun's arguments: `python -m polopt.launch.ranks --nproc-per-node 2 -m polopt train …`.
+"""
+
+import logging
+import signal
+import sys
+
+from torch.distributed import run
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+__all__ = ["main"]
+
+
+def main() -> int:
+    """Start the ranks and wait.
+
+    Returns:
+        The exit status: 2 if a rank refused the input, 1 if one failed otherwise.
+    """
+    # It tells how ranks ended; they have said why, unless a signal ended them.
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
+    try:
+        run.main()
+    except ChildFailedError as error:
+        codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        for rank, code in codes.items():
+            if code < 0 and code != -signal.SIGTERM:  # which torchrun sends to the others
+                name = signal.Signals(-code).name
+                print(f"polopt: rank {rank} was ended by {name}", file=sys.stderr)
+        return 2 if 2 in codes.values() else 1
+    except SignalException as error:
+        return 128 + error.sigval
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
