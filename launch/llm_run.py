@@ -92,6 +92,7 @@ def _train(job: LlmJob, run: Run, stack: contextlib.ExitStack) -> dict[str, Any]
     )
     main = state.is_main_process
     try:
+        data = training_rows(job.task)
         with generation(job, run, str(source), config, stack, main=main):
             trainer = PolicyTrainer(
                 model,
@@ -100,14 +101,14 @@ def _train(job: LlmJob, run: Run, stack: contextlib.ExitStack) -> dict[str, Any]
                 algorithm=job.algorithm,
                 correct_at=job.task.correct_at,
                 trim_padding=job.trim_padding,
-                train_dataset=training_rows(job.task),
+                train_dataset=data,
                 processing_class=tokenizer,
                 peft_config=adapter,
             )
     except ValueError as error:
         raise RecipeError(str(error)) from error
     held_out = [row["prompt"] for row in held_out_rows(job.task, job.evaluation.problems)]
-    check_lengths([*trainer.train_dataset["prompt"], *held_out], tokenizer, model.config)
+    check_lengths([*data["prompt"], *held_out], tokenizer, model.config)
     trainer.remove_callback(PrinterCallback)
     watch = Watch(job, run, trainer, tokenizer)
     trainer.add_callback(watch)
