@@ -87,6 +87,7 @@ GOALS = {
     ("mountaincar-continuous", "ppo"): Goal(bar=90.0),
     ("lunarlander", "ppo"): Goal(bar=200.0, frames=1_000_000, every=16_384),
     ("cartpole", "dqn"): Goal(bar=475.0, frames=100_000),
+    ("acrobot", "dqn"): Goal(bar=-100.0, frames=100_000),
     ("pendulum", "sac"): Goal(bar=-200.0, frames=40_000),
     ("pendulum", "td3"): Goal(bar=-200.0, frames=40_000),
     ("pendulum", "ddpg"): Goal(bar=-200.0, frames=40_000),
@@ -97,7 +98,7 @@ _CLASSIC = ("cartpole", "acrobot", "pendulum")
 _ALL = (*_CLASSIC, "mountaincar", "mountaincar-continuous", "lunarlander")
 
 _REPLAYING = {
-    "dqn": ("cartpole",),
+    "dqn": ("cartpole", "acrobot"),
     "sac": ("pendulum",),
     "td3": ("pendulum",),
     "ddpg": ("pendulum",),
