@@ -22,8 +22,9 @@ def check_transitions(env: EnvBase) -> None:
     """
     if isinstance(env, TransformedEnv):
         check_transitions(env.base_env)
-    elif isinstance(env, GymWrapper):
+    elif isinstance(env, GymWrapper) and env.batch_size:
         # The wrapper forwards attributes; an environment may declare its mode in either place.
+        # A single one never does: gymnasium 1.1 writes into metadata that its copies share.
         declared = (getattr(env, "autoreset_mode", None), env.metadata.get("autoreset_mode"))
         if any("NEXT_STEP" in str(mode).upper() for mode in declared):
             raise ValueError(

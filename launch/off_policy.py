@@ -4,7 +4,7 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from polopt.envs.control import ControlTask
@@ -20,10 +20,8 @@ from polopt.launch.control_sections import (
     read_sections,
     task_and_algorithm,
 )
-from polopt.launch.job import (
-    exploration_names,
-)
-from polopt.launch.recipe import RecipeError, build, check_keys, complete
+from polopt.launch.job import exploration_names, loss_names
+from polopt.launch.recipe import RecipeError, build, call, check_keys, complete
 from polopt.losses import OffPolicy
 from polopt.losses.schedules import Coefficient, check_unit
 
@@ -228,6 +226,10 @@ def prepare(tree: dict[str, Any], *, name: str) -> OffPolicyJob:
     if (prioritised := tree["replay"]["prioritised"]) is not None:
         defaults = {f.name: f.default for f in fields(Prioritised)}
         check_keys(prioritised, defaults, "replay.prioritised")
+        # pydantic 2.10 leaves a mapping within a section as it is.
+        values = build(prioritised, loss_names(), "replay.prioritised")
+        built = call(Prioritised, values, "replay.prioritised")
+        settings["replay"] = replace(settings["replay"], prioritised=built)
         tree["replay"]["prioritised"] = {**defaults, **prioritised}
     tree.setdefault("exploration", None)
     rule = _exploration(tree, algorithm, exploration_names())
