@@ -79,7 +79,8 @@ class Generation(VLLMGeneration):
                 self._restart(failure)
         elif self.accelerator.device.type == "cpu":
             # TRL calls the model's loader, which finds packed weights on a CPU and fails.
-            named = ((name, tensor.detach()) for name, tensor in self._iter_named_params())
+            # Copies: adapters are merged only while the parameters are read, layers may load later.
+            named = ((name, tensor.detach().clone()) for name, tensor in self._iter_named_params())
             self.llm.collective_rpc(load, args=(named,))
             self.llm.reset_prefix_cache()
         else:

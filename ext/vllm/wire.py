@@ -27,7 +27,9 @@ def chunks(
     size = 0
     for name, tensor in named:
         kept = dtype if tensor.is_floating_point() else tensor.dtype
-        ready = tensor.detach().to("cpu", kept).contiguous()
+        # A copy: where adapters are merged for the time of the iteration, the last chunk would
+        # otherwise be that of the model without them.
+        ready = tensor.detach().to("cpu", kept, copy=True).contiguous()
         if part and size + ready.nbytes > limit:
             yield part
             part, size = [], 0

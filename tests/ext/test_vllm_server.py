@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("vllm")
 
+import peft
 import requests
 import trl_setup
 import vllm_setup
@@ -124,7 +125,7 @@ class KillOnce(TrainerCallback):
             os.kill(front, signal.SIGKILL)
 
 
-def trainer(server, folder, steps):
+def trainer(server, folder, steps, **more):
     config = {
         "use_vllm": True,
         "vllm_mode": "server",
@@ -136,8 +137,19 @@ def trainer(server, folder, steps):
     with installed(client={"key": server.key, "seconds": 60}, server=server):
         return trl_setup.build(
             PolicyTrainer, folder, model=server.model, config=config,
-            algorithm=trl_setup.algorithm("dapo"),
+            algorithm=trl_setup.algorithm("dapo"), **more,
         )  # fmt: skip
+
+
+def test_adapters_are_merged_on_their_way(server, tmp_path):
+    lora = peft.LoraConfig(r=4, target_modules="all-linear")
+    run = trainer(server, tmp_path, 4, peft_config=lora)
+    run.train()
+    history = [h for h in run.state.log_history if "reward" in h]
+    assert len(history) == 4
+    assert max(h["sampling/sampling_logp_difference/max"] for h in history) <= 5e-4
+    before = AutoModelForCausalLM.from_pretrained(server.model)
+    assert difference(run.vllm_generation.vllm_client, before) > 5e-3  # they moved it
 
 
 def test_a_server_that_is_killed_is_replaced_and_the_run_goes_on(server, tmp_path):

@@ -25,6 +25,16 @@ def test_only_floating_point_is_cast():
     assert torch.equal(part[1][1], counts)
 
 
+def test_a_chunk_keeps_what_was_there_when_its_tensors_came():
+    def merged():  # as adapters are, for the time of the iteration
+        weight = torch.ones(3)
+        yield "p", weight
+        weight.zero_()
+
+    [[(_, sent)]] = wire.chunks(merged(), 1000, torch.float32)
+    assert torch.equal(sent, torch.ones(3))
+
+
 def test_unpacking_gives_back_what_was_packed_at_any_alignment():
     part = named(
         torch.tensor([1, 2, 3], dtype=torch.uint8),  # what follows begins at an odd byte
