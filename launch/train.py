@@ -89,7 +89,10 @@ def train(args: argparse.Namespace, signals: Signals) -> Result:
     if job.processes > 1 and "WORLD_SIZE" not in os.environ:
         return _spawn(args, job, resume)
     run = _open(job, resume, Path(args.runs), signals)
-    return _execute(job, run, signals)
+    try:
+        return _execute(job, run, signals)
+    finally:
+        _leave_group()
 
 
 def _words(args: argparse.Namespace) -> tuple[str | None, list[str]]:
@@ -331,6 +334,13 @@ def _execute(job: Job, run: Run, signals: Signals) -> Result:
         print(f"polopt: cannot write the summary to {run.path}: {error.strerror}", file=sys.stderr)
         code = code or 1
     return Result(content=summary, text=_text(summary), code=code)
+
+
+def _leave_group() -> None:
+    """Close the process group: a rank that exits with its threads running may be aborted."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def _about_disk(error: BaseException, path: Path) -> str:

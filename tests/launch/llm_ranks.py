@@ -5,6 +5,8 @@ import os
 import sys
 from pathlib import Path
 
+import torch
+
 from polopt.launch.job import prepare
 from polopt.launch.recipe import load
 from polopt.launch.record import read_metrics
@@ -42,6 +44,7 @@ def main(folder):
             assert [m["step"] for m in steps] == [1, 2], steps
             assert all(0 < m["grad_norm"] < math.inf for m in steps), (name, steps)
             print(f"{name} trained", flush=True)
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
