@@ -267,4 +267,5 @@ if __name__ == "__main__":
         assert (sum(short) == 0) == (rounds == 8), (rounds, short)
         assert all(h["frac_reward_zero_std"] == h["sampling/groups_short"] / (2 * world)
                    for h in done.state.log_history if "loss" in h)  # fmt: skip
-    print(f"compared on {world} ranks")
+    print(f"compared on {world} ranks", flush=True)
+    torch.distributed.destroy_process_group()  # see polopt.launch.train
