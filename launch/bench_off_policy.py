@@ -15,7 +15,7 @@ from polopt.launch.recipe import load
 from polopt.launch.train import find_recipe
 from polopt.losses.schedules import Linear, value_at
 
-__all__ = ["sb3", "values_of"]
+__all__ = ["sb3", "scaling_of", "values_of"]
 
 
 def sb3(trial: Trial) -> dict[str, Any]:
@@ -32,12 +32,18 @@ def sb3(trial: Trial) -> dict[str, Any]:
     if not isinstance(job, OffPolicyJob):
         raise ValueError(f"{name} is not an off-policy recipe")
     env = make_vec_env(TASKS[trial.task]().name, n_envs=job.collector.num_envs, seed=trial.seed)
+    normalize: Any = None
+    if scaling := scaling_of(job):
+        vec_env = importlib.import_module("stable_baselines3.common.vec_env")
+        env = normalize = vec_env.VecNormalize(env, **scaling)
     model = getattr(library, job.algorithm.loss.upper())(
         "MlpPolicy", env, seed=trial.seed, device="cpu", **values_of(job)
     )
 
     def act(observation: Tensor) -> Tensor:
-        return torch.as_tensor(model.predict(observation.numpy(), deterministic=True)[0])
+        seen = observation.numpy()
+        seen = seen if normalize is None else normalize.normalize_obs(seen)
+        return torch.as_tensor(model.predict(seen, deterministic=True)[0])
 
     class Stop(callbacks.BaseCallback):
         over = False
@@ -64,8 +70,7 @@ def values_of(job: OffPolicyJob) -> dict[str, Any]:
         ValueError: If the recipe says what it has no word for.
     """
     a, c, r = job.algorithm, job.collector, job.replay
-    scaled = job.reward_scaling is not None or job.observation_scaling is not None
-    if r.prioritised is not None or scaled or a.double:
+    if r.prioritised is not None or a.double:
         raise ValueError(f"stable-baselines3 cannot be given the values of {job.name}")
     lr, total = job.optimizer.lr, c.total_frames
     values: dict[str, Any] = {
@@ -110,6 +115,29 @@ def values_of(job: OffPolicyJob) -> dict[str, Any]:
     if job.exploration is not None:
         values["action_noise"] = _noise(job)
     return values
+
+
+def scaling_of(job: OffPolicyJob) -> dict[str, Any]:
+    """Return the arguments of `VecNormalize` that say what a recipe says, {} if that is nothing.
+
+    It too keeps what was observed and paid, and scales what is drawn. Its statistics change with
+    each step, ours with each batch.
+
+    Raises:
+        ValueError: If the recipe says what it has no word for.
+    """
+    seen, paid = job.observation_scaling, job.reward_scaling
+    if paid is not None and paid.constant is not None:
+        raise ValueError(f"stable-baselines3 cannot be given the values of {job.name}")
+    if seen is None and paid is None:
+        return {}
+    return {
+        "norm_obs": seen is not None,
+        "norm_reward": paid is not None,
+        "clip_obs": (seen and seen.clamp) or math.inf,
+        "clip_reward": (paid and paid.clamp) or math.inf,
+        "gamma": job.algorithm.gamma,
+    }
 
 
 def _noise(job: OffPolicyJob) -> Any:  # noqa: ANN401

@@ -91,6 +91,9 @@ GOALS = {
     ("pendulum", "sac"): Goal(bar=-200.0, frames=40_000),
     ("pendulum", "td3"): Goal(bar=-200.0, frames=40_000),
     ("pendulum", "ddpg"): Goal(bar=-200.0, frames=40_000),
+    ("mountaincar-continuous", "sac"): Goal(bar=90.0, frames=40_000),
+    ("mountaincar-continuous", "td3"): Goal(bar=90.0, frames=40_000),
+    ("mountaincar-continuous", "ddpg"): Goal(bar=90.0, frames=40_000),
 }
 """By task and algorithm, in the order of the tables."""
 
@@ -99,9 +102,9 @@ _ALL = (*_CLASSIC, "mountaincar", "mountaincar-continuous", "lunarlander")
 
 _REPLAYING = {
     "dqn": ("cartpole", "acrobot"),
-    "sac": ("pendulum",),
-    "td3": ("pendulum",),
-    "ddpg": ("pendulum",),
+    "sac": ("pendulum", "mountaincar-continuous"),
+    "td3": ("pendulum", "mountaincar-continuous"),
+    "ddpg": ("pendulum", "mountaincar-continuous"),
 }
 
 ENTRIES = (

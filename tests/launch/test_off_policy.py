@@ -1,6 +1,7 @@
 """Recipes of off-policy algorithms: what is refused, and that resuming is exact."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -231,12 +232,13 @@ def test_a_number_that_is_not_finite_is_told(tmp_path, prioritised, what):
 def test_stable_baselines3_is_given_our_values():
     """What it is given, for every comparison of the table."""
     pytest.importorskip("stable_baselines3")
-    from polopt.launch.bench_off_policy import values_of
+    from polopt.launch.bench_off_policy import scaling_of, values_of
     from polopt.launch.bench_table import GOALS
 
     for task, algorithm in GOALS:
         if algorithm != "ppo":
-            values_of(prepare(load(find_recipe(f"{task}-{algorithm}")), name="test"))
+            ours = prepare(load(find_recipe(f"{task}-{algorithm}")), name="test")
+            values_of(ours), scaling_of(ours)
     values = values_of(prepare(load(find_recipe(CARTPOLE)), name="test"))
     # 8 environments, 64 frames and 32 steps in a round: 100 optimizer steps are 200 frames.
     assert (values["train_freq"], values["gradient_steps"]) == (8, 32)
@@ -249,7 +251,12 @@ def test_stable_baselines3_is_given_our_values():
     with pytest.raises(ValueError, match="cannot be given the values of"):
         values_of(job(CARTPOLE, PER))
     with pytest.raises(ValueError, match="cannot be given the values of"):
-        values_of(job(CARTPOLE, "observation_scaling={}"))
+        scaling_of(job(CARTPOLE, "reward_scaling={constant: 10.0}"))
+    assert scaling_of(job(CARTPOLE)) == {}
+    assert scaling_of(job(CARTPOLE, "observation_scaling={clamp: 5.0}")) == {
+        "norm_obs": True, "norm_reward": False, "clip_obs": 5.0, "clip_reward": math.inf,
+        "gamma": 0.99,
+    }  # fmt: skip
 
 
 @pytest.mark.slow
