@@ -226,9 +226,14 @@ def _scores(target: object) -> bool:
 
 
 def algorithm_names() -> dict[str, Callable[..., Any]]:
-    """Return the named algorithms: the functions of `polopt.losses` that return one."""
+    """Return the named algorithms: the functions of `polopt.losses` that return one.
+
+    Those that make one from another are no names of algorithms.
+    """
     public = _public("polopt.losses").items()
-    return {n: f for n, f in public if _returns(f, "Algorithm") or _returns(f, "OffPolicy")}
+    kinds = ("Algorithm", "OffPolicy")
+    found = {n: f for n, f in public if any(_returns(f, kind) for kind in kinds)}
+    return {n: f for n, f in found.items() if "base" not in inspect.signature(f).parameters}
 
 
 def exploration_names() -> dict[str, Callable[..., Any]]:

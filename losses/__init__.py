@@ -4,6 +4,7 @@ Importing this package imports torch and nothing else. `polopt.losses.modules` h
 TensorDict module.
 """
 
+from polopt.losses.adjust import adjusted
 from polopt.losses.advantages import discounted_return, gae, length_adaptive_lam, moments_of, whiten
 from polopt.losses.aggregation import Aggregation, step_weights, unit_count
 from polopt.losses.algorithm import Advantage, Algorithm, Sampling, ValueTerm
@@ -137,6 +138,7 @@ __all__ = [
     "ValueTerm",
     "Warmup",
     "a2c",
+    "adjusted",
     "check_finite",
     "cispo",
     "clip_cov",

@@ -102,6 +102,9 @@ class Sampling:
         overlong_cache: Add `soft_overlong` to the reward: the last so many tokens before the
             longest answer cost up to 1. None adds nothing.
         drop_truncated: Leave answers that were cut at the longest length out of the loss.
+        top_entropy: Train on this share of the tokens only, in (0, 1]: those at which the policy's
+            entropy is highest (see `polopt.losses.top_entropy`), chosen over the batch of an
+            optimizer step. None trains on all.
     """
 
     refill: Literal["correct", "reward"] | None = None
@@ -110,6 +113,7 @@ class Sampling:
     at_bound: Literal["train", "stop"] = "train"
     overlong_cache: int | None = None
     drop_truncated: bool = False
+    top_entropy: float | None = None
 
     def __post_init__(self) -> None:
         if self.refill not in ("correct", "reward", None):
@@ -122,6 +126,8 @@ class Sampling:
             raise ValueError(f"at_bound must be 'train' or 'stop', got {self.at_bound!r}")
         if self.overlong_cache is not None and self.overlong_cache < 1:
             raise ValueError(f"overlong_cache must be at least 1, got {self.overlong_cache}")
+        if self.top_entropy is not None and not 0.0 < self.top_entropy <= 1.0:
+            raise ValueError(f"top_entropy must be in (0, 1], got {self.top_entropy}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -200,6 +200,8 @@ def axes(algorithm: Algorithm) -> str:
         parts.append("critic")
     if algorithm.sampling.refill is not None:
         parts.append(f"refill by {algorithm.sampling.refill}")
+    if algorithm.sampling.top_entropy is not None:
+        parts.append(f"top {algorithm.sampling.top_entropy:g} of the tokens by entropy")
     return " · ".join(parts)
 
 

@@ -217,6 +217,10 @@ class DynamicSampling:
                 "at_bound 'stop' is for language models: use at_bound='train', a run whose groups "
                 "never have spread ends by itself"
             )
+        if sampling.top_entropy is not None:
+            raise ValueError(
+                f"top_entropy={sampling.top_entropy} chooses tokens of answers: leave it out"
+            )
         for name in ("overlong_cache", "drop_truncated"):
             if value := getattr(sampling, name):
                 raise ValueError(

@@ -69,7 +69,7 @@ def convert_loss(plan: Plan) -> None:
             "algorithm.base",
             f"{base} of polopt.losses" + (f"; {differs}" if differs else ""),
         )
-    section: dict[str, Any] = {"use": "polopt.launch.verl.loss:adjusted", "base": {"use": base}}
+    section: dict[str, Any] = {"use": "adjusted", "base": {"use": base}}
     if base == "ppo":
         section["base"] |= _critic(plan)
     else:
@@ -303,7 +303,7 @@ def _advantage(plan: Plan, base: str) -> dict[str, Any]:
 
 def _sampling(plan: Plan) -> dict[str, Any]:
     prefix, target = "algorithm.filter_groups.", "algorithm.sampling"
-    section: dict[str, Any] = {"use": "Sampling", "refill": None}
+    section: dict[str, Any] = {"refill": None}
     if not plan.flag(prefix + "enable"):
         plan.say(prefix + "enable", "no effect", "", "off, as in the recipe")
         for name in ("metric", "max_num_gen_batches", "max_inflight_gen_batches"):

@@ -173,14 +173,6 @@ def test_corrections(words, expected):
     assert algorithm(keys).objective.corrections == (expected,)
 
 
-def test_adjusted_refuses_unknown_fields():
-    from polopt.launch.verl.loss import adjusted
-    from polopt.losses import grpo
-
-    with pytest.raises(ValueError, match="objective has no field 'agregation'"):
-        adjusted(base=grpo(), objective={"agregation": "token_mean"})
-
-
 # --- sizes --------------------------------------------------------------------
 
 
