@@ -8,15 +8,17 @@
   is scaled to the range of each action.
 - The loss of the TD error is stated; TorchRL's default differs between losses.
 - Episodes that were cut short bootstrap, those that terminated do not.
+- DQN's loss is three tensor operations, which cost less than the copies of the batch and the
+  swaps of parameters in `DQNLoss.forward`. They are done here, on `DQNLoss`'s parameters and
+  targets, and give its numbers.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import TensorDictModuleBase
+from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.objectives import (
     DDPGLoss,
@@ -27,8 +29,8 @@ from torchrl.objectives import (
     SACLoss,
     SoftUpdate,
     TD3Loss,
+    distance_loss,
 )
-from torchrl.objectives.value import TD0Estimator
 
 from polopt.envs.batched import VectorEnv
 from polopt.ext.metrics import Stopwatch
@@ -39,6 +41,7 @@ from polopt.ext.torchrl.off_policy_networks import (
     QOfActions,
     QOfStateAction,
     widths_of,
+    with_twins,
 )
 from polopt.losses import OffPolicy
 
@@ -90,8 +93,6 @@ class OffPolicyUpdate:
         self.optimizer = torch.optim.Adam(self._parameters, lr=0.0, eps=eps, fused=True)
         self.updates = 0
         self._watch = stopwatch or Stopwatch()
-        # The target stands still between its updates: values of several minibatches at once.
-        self._ahead = algorithm.loss == "dqn" and not algorithm.double
 
     def act(self, observation: Tensor) -> Tensor:
         """Return the greedy actions for observations [N, O]."""
@@ -125,21 +126,12 @@ class OffPolicyUpdate:
         """
         if len(batch) % size:
             raise ValueError(f"size must divide the {len(batch)} transitions, got {size}")
-        fresh = batch.exclude("td_error", "value_target")  # what an earlier call left
-        if self._ahead:  # what comes after is in the targets
-            needed = fresh.select("observation", "action", "priority_weight", strict=False)
-        else:
-            needed = fresh
-        minibatches = [needed] if len(batch) == size else needed.split(size)
+        fresh = batch.exclude("td_error")  # what an earlier call left
         history: list[dict[str, Tensor]] = []
-        for i, minibatch in enumerate(minibatches):
-            since = self.updates % self.algorithm.target_every
-            if self._ahead and (i == 0 or since == 0):
-                count = self.algorithm.target_every - since
-                self._value(fresh[i * size : (i + count) * size], minibatches[i : i + count])
+        for minibatch in self._minibatches(fresh, size):
             metrics, error = self._step(minibatch)
             history.append(metrics)
-        if len(minibatches) == 1:
+        if len(batch) == size:
             batch.set("td_error", error)
         names = dict.fromkeys(name for step in history for name in step)
         return {
@@ -147,14 +139,17 @@ class OffPolicyUpdate:
             for name in names
         }
 
-    def _value(self, batch: TensorDictBase, minibatches: Sequence[TensorDictBase]) -> None:
-        with torch.no_grad():
-            targets = self.loss.value_estimator.value_estimate(
-                batch, target_params=self.loss.target_value_network_params
-            )
-        for minibatch, target in zip(minibatches, targets.split(len(minibatches[0])), strict=True):
-            minibatch.set("value_target", target)
-        self._watch.lap("loss")
+    def _minibatches(self, batch: TensorDictBase, size: int) -> Iterator[TensorDictBase]:
+        if self._wiring.target is None:
+            yield from [batch] if len(batch) == size else batch.split(size)
+            return
+        begin = 0
+        while begin < len(batch):  # all minibatches up to the next update of the target at once
+            count = self.algorithm.target_every - self.updates % self.algorithm.target_every
+            part = self._wiring.target(self.loss, batch[begin : begin + count * size])
+            self._watch.lap("loss")
+            yield from part.split(size)
+            begin += count * size
 
     def _step(self, minibatch: TensorDictBase) -> tuple[dict[str, Tensor], Tensor]:
         watch, algorithm = self._watch, self.algorithm
@@ -162,7 +157,7 @@ class OffPolicyUpdate:
         weight = minibatch.get("priority_weight", None)
         terms = {"loss_critic": (per_item if weight is None else per_item * weight).mean()}
         error = error.detach()
-        measured = {"td_error": error.mean()}
+        measured = {"td_error": error}
         self.updates += 1
         if self._wiring.policy is not None and self.updates % algorithm.policy_every == 0:
             policy, about = self._wiring.policy(self.loss, minibatch)
@@ -170,66 +165,20 @@ class OffPolicyUpdate:
             measured |= about
         total = torch.stack(list(terms.values())).sum() if len(terms) > 1 else terms["loss_critic"]
         watch.lap("loss")
-        self.optimizer.zero_grad(set_to_none=True)  # no gradient, no step: the policy may wait
+        for parameter in self._parameters:
+            parameter.grad = None  # no gradient, no step: the policy may wait
         total.backward()
         watch.lap("backward")
         if self.max_grad_norm is not None:
             for parameter in self._parameters:  # each network is one, and twins are
                 if parameter.grad is not None:
-                    norm = parameter.grad.norm()
+                    norm = torch.linalg.vector_norm(parameter.grad)
                     parameter.grad.mul_((self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         self.optimizer.step()
         if self.updates % algorithm.target_every == 0:
             self._targets.step()
         watch.lap("optimizer")
         return {name: term.detach() for name, term in terms.items()} | measured, error
-
-
-class _Target(TD0Estimator):
-    """TorchRL's one-step target, unless the batch brings its target along."""
-
-    def value_estimate(self, tensordict: TensorDictBase, *args: object, **named: object) -> Tensor:
-        given = tensordict.get("value_target", None)
-        return super().value_estimate(tensordict, *args, **named) if given is None else given
-
-
-def _with_twins(
-    make: Callable[[TensorDictModuleBase], LossModule], critics: Sequence[TensorDictModuleBase]
-) -> LossModule:
-    """Make a loss whose twin critics have the weights of two networks.
-
-    Given one network, TorchRL draws both anew, uniformly between the lowest and the highest
-    weight of the one. (A list of two it takes too, but 0.13 cannot update their targets.)
-    Targets follow when their updater is made.
-    """
-    weights = torch.stack([critic.net.weights.detach() for critic in critics])
-    with torch.random.fork_rng(devices=[]):
-        loss = make(critics[0])
-    loss.qvalue_network_params["net", "weights"].data.copy_(weights)
-    _both_at_once(loss)
-    return loss
-
-
-def _both_at_once(loss: LossModule) -> None:
-    """Let twin critics run one after the other on their weights, [2, P].
-
-    TorchRL runs them by `vmap`, whose batched products are slower on a CPU, and whose swapping of
-    parameters costs as much as a layer. The attributes are not part of its interface: where
-    they are missing, TorchRL's own way is taken, which gives the same numbers.
-    """
-    critic = loss.qvalue_network
-
-    def run(tensordict: TensorDictBase, params: TensorDictBase, *, apart: bool) -> TensorDictBase:
-        inputs = [tensordict.get(key) for key in critic.in_keys]
-        weights = params.get(("net", "weights")).unbind(0)
-        own = zip(*(x.unbind(0) for x in inputs), strict=True) if apart else [inputs] * len(weights)
-        values = [critic.net.run(w, *x) for w, x in zip(weights, own, strict=True)]
-        value = torch.stack(values)
-        return TensorDict({critic.out_keys[0]: value}, value.shape[:2])
-
-    for name, apart in (("_vmap_qnetworkN0", False), ("_vmap_qvalue_network00", True)):
-        if hasattr(loss, name):
-            setattr(loss, name, functools.partial(run, apart=apart))
 
 
 Terms = tuple[dict[str, Tensor], dict[str, Tensor]]
@@ -244,12 +193,15 @@ class _Wiring:
         critic: Returns the critic's loss and |δ|, [B] each.
         act: Returns greedy actions.
         policy: Returns losses and other metrics, scalars; None where the critic is the policy.
+        target: Returns what the critic needs of a batch, with the targets of its values; None
+            where the critic values them itself.
     """
 
     make: Callable[[OffPolicy, VectorEnv, Sequence[int]], LossModule]
     critic: Callable[[LossModule, TensorDictBase], tuple[Tensor, Tensor]]
     act: Callable[[LossModule, Tensor], Tensor]
     policy: Callable[[LossModule, TensorDictBase], Terms] | None = None
+    target: Callable[[LossModule, TensorDictBase], TensorDictBase] | None = None
 
 
 def _make_sac(algorithm: OffPolicy, env: VectorEnv, hidden: Sequence[int]) -> LossModule:
@@ -263,7 +215,7 @@ def _make_sac(algorithm: OffPolicy, env: VectorEnv, hidden: Sequence[int]) -> Lo
         **_entropy(algorithm),
         **_SHARED,
     )
-    loss = _with_twins(make, [QOfStateAction(env, hidden) for _ in range(2)])
+    loss = with_twins(make, [QOfStateAction(env, hidden) for _ in range(2)])
     loss.make_value_estimator(gamma=algorithm.gamma)
     return loss
 
@@ -280,7 +232,7 @@ def _make_discrete_sac(algorithm: OffPolicy, env: VectorEnv, hidden: Sequence[in
         **_entropy(algorithm),
         **_SHARED,
     )
-    loss = _with_twins(make, [QOfActions(env, hidden) for _ in range(2)])
+    loss = with_twins(make, [QOfActions(env, hidden) for _ in range(2)])
     loss.make_value_estimator(gamma=algorithm.gamma)
     return loss
 
@@ -298,7 +250,7 @@ def _make_td3(algorithm: OffPolicy, env: VectorEnv, hidden: Sequence[int]) -> Lo
         noise_clip=algorithm.smoothing.clip * half,
         **_SHARED,
     )
-    loss = _with_twins(make, [QOfStateAction(env, hidden) for _ in range(2)])
+    loss = with_twins(make, [QOfStateAction(env, hidden) for _ in range(2)])
     loss.make_value_estimator(gamma=algorithm.gamma)
     return loss
 
@@ -325,8 +277,7 @@ def _make_dqn(algorithm: OffPolicy, env: VectorEnv, hidden: Sequence[int]) -> Lo
         action_space=env.action_spec_unbatched,
         **_SHARED,
     )
-    loss.make_value_estimator(_Target, gamma=algorithm.gamma, value_network=loss.value_network)
-    loss.value_estimator.set_keys(value=loss.tensor_keys.value)
+    loss.make_value_estimator(gamma=algorithm.gamma)
     return loss
 
 
@@ -355,9 +306,32 @@ def _ddpg_critic(loss: LossModule, batch: TensorDictBase) -> tuple[Tensor, Tenso
     return per_item, about["td_error"].sqrt()
 
 
+@torch.no_grad()
+def _dqn_target(loss: LossModule, batch: TensorDictBase) -> TensorDictBase:
+    """The targets if the next action is the best one, [B, 1]; Double DQN's for each one, [B, A]."""
+    reached = batch.get("next")
+    net, weights = loss.value_network.net, loss.target_value_network_params.get(("net", "weights"))
+    later = net.run(weights, reached.get("observation"))
+    if not loss.double_dqn:
+        later = later.amax(-1, keepdim=True)
+    gamma = loss.value_estimator.gamma
+    if (steps := batch.get("steps_to_next_obs", None)) is not None:
+        gamma = gamma**steps
+    later = gamma.view(-1, 1) * ~reached.get("terminated") * later
+    needed = batch.select("observation", "action", "priority_weight", strict=False)
+    if loss.double_dqn:
+        needed.set("reached", reached.get("observation"))
+    return needed.set("value_target", reached.get(loss.tensor_keys.reward) + later)
+
+
 def _dqn_critic(loss: LossModule, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
-    per_item = loss(batch)["loss"]
-    return per_item, batch["td_error"].squeeze(-1).sqrt()
+    net, target = loss.value_network.net, batch.get("value_target")
+    if loss.double_dqn:
+        with torch.no_grad():
+            target = target.gather(-1, net(batch.get("reached")).argmax(-1, keepdim=True))
+    value = net(batch.get("observation")).gather(-1, batch.get("action").unsqueeze(-1))
+    per_item = distance_loss(value, target, loss.loss_function)
+    return per_item.squeeze(-1), (value - target).abs().squeeze(-1)
 
 
 def _sac_policy(loss: LossModule, batch: TensorDictBase) -> Terms:
@@ -394,5 +368,5 @@ _WIRING = {
     "discrete_sac": _Wiring(_make_discrete_sac, _sac_critic, _act_by_distribution, _sac_policy),
     "td3": _Wiring(_make_td3, _td3_critic, _act_by_network, _td3_policy),
     "ddpg": _Wiring(_make_ddpg, _ddpg_critic, _act_by_network, _ddpg_policy),
-    "dqn": _Wiring(_make_dqn, _dqn_critic, _act_by_value),
+    "dqn": _Wiring(_make_dqn, _dqn_critic, _act_by_value, target=_dqn_target),
 }

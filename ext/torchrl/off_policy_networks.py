@@ -5,16 +5,18 @@ parameter costs. So a network here is one parameter, which optimizers and target
 and its module reads and writes entries without the layers of `TensorDictModule` between.
 """
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchrl.envs import EnvBase
+from torchrl.objectives import LossModule
 
 from polopt.ext.torchrl.distributions import Categorical, TanhNormal
 
@@ -26,6 +28,7 @@ __all__ = [
     "QOfActions",
     "QOfStateAction",
     "widths_of",
+    "with_twins",
 ]
 
 
@@ -212,3 +215,42 @@ class QOfActions(TensorDictModuleBase):
         tensordict.set("action_value", value)
         tensordict.set("action", action.squeeze(-1))
         return tensordict.set("chosen_action_value", best)
+
+
+def with_twins(
+    make: Callable[[TensorDictModuleBase], LossModule], critics: Sequence[TensorDictModuleBase]
+) -> LossModule:
+    """Make a loss whose twin critics have the weights of two networks.
+
+    Given one network, TorchRL draws both anew, uniformly between the lowest and the highest
+    weight of the one. (A list of two it takes too, but 0.13 cannot update their targets.)
+    Targets follow when their updater is made.
+    """
+    weights = torch.stack([critic.net.weights.detach() for critic in critics])
+    with torch.random.fork_rng(devices=[]):
+        loss = make(critics[0])
+    loss.qvalue_network_params["net", "weights"].data.copy_(weights)
+    _both_at_once(loss)
+    return loss
+
+
+def _both_at_once(loss: LossModule) -> None:
+    """Let twin critics run one after the other on their weights, [2, P].
+
+    TorchRL runs them by `vmap`, whose batched products are slower on a CPU, and whose swapping of
+    parameters costs as much as a layer. The attributes are not part of its interface: where
+    they are missing, TorchRL's own way is taken, which gives the same numbers.
+    """
+    critic = loss.qvalue_network
+
+    def run(tensordict: TensorDictBase, params: TensorDictBase, *, apart: bool) -> TensorDictBase:
+        inputs = [tensordict.get(key) for key in critic.in_keys]
+        weights = params.get(("net", "weights")).unbind(0)
+        own = zip(*(x.unbind(0) for x in inputs), strict=True) if apart else [inputs] * len(weights)
+        values = [critic.net.run(w, *x) for w, x in zip(weights, own, strict=True)]
+        value = torch.stack(values)
+        return TensorDict({critic.out_keys[0]: value}, value.shape[:2])
+
+    for name, apart in (("_vmap_qnetworkN0", False), ("_vmap_qvalue_network00", True)):
+        if hasattr(loss, name):
+            setattr(loss, name, functools.partial(run, apart=apart))

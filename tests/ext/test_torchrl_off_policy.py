@@ -89,6 +89,24 @@ def test_dqn_bootstraps_at_truncation_and_writes_absolute_errors(preset):
     assert torch.allclose(data["td_error"], error.abs(), atol=1e-5)
 
 
+@pytest.mark.parametrize("preset", [dqn, double_dqn])
+@pytest.mark.parametrize("value_loss", ["l2", "smooth_l1"])
+@pytest.mark.parametrize("steps", [None, torch.arange(8) % 3 + 1])
+def test_dqn_is_torchrls(preset, value_loss, steps):
+    made, data = update(preset, value_loss=value_loss), batch(preset)
+    made(batch(preset, seed=5), 8)  # so that online and target network differ
+    if steps is not None:
+        data["steps_to_next_obs"] = steps
+    theirs, weights = data.clone(), made.loss.value_network.net.weights
+    expected = made.loss(theirs)["loss"].mean()
+    (gradient,) = torch.autograd.grad(expected, weights)
+    metrics = made(data, 8)
+    assert torch.allclose(metrics["loss_critic"], expected.detach(), rtol=1e-6)
+    assert torch.allclose(weights.grad, gradient, rtol=1e-5, atol=1e-7)
+    assert torch.allclose(data["td_error"], theirs["td_error"].squeeze(-1).sqrt(), rtol=1e-6)
+    assert metrics["td_error"].item() == pytest.approx(data["td_error"].mean().item())
+
+
 def test_td3_smoothing_is_scaled_to_the_range_of_actions(monkeypatch):
     data = batch(td3)
     # A draw of one deviation is 0.2 of half the range ±2; a hundred are clipped at 0.5 of it.
@@ -229,9 +247,10 @@ def test_policies_find_the_best_action_of_a_bandit(preset):
     assert made.explore(observation).abs().max() <= 2.0
 
 
-def test_minibatches_at_once_are_the_minibatches_one_by_one():
-    many, single = (update(dqn, target_every=3) for _ in range(2))
-    data = batch(dqn, n=80)
+@pytest.mark.parametrize("preset", [dqn, double_dqn])
+def test_minibatches_at_once_are_the_minibatches_one_by_one(preset):
+    many, single = (update(preset, target_every=3) for _ in range(2))
+    data = batch(preset, n=80)
     many(data, 8)
     for minibatch in data.split(8):
         single(minibatch.clone(), 8)
