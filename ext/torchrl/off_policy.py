@@ -16,6 +16,7 @@
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -46,6 +47,8 @@ from polopt.ext.torchrl.off_policy_networks import (
 from polopt.losses import OffPolicy
 
 __all__ = ["OffPolicyUpdate"]
+
+Entries = TensorDictBase | dict[str, Tensor]
 
 _SHARED = {"reduction": "none", "use_prioritized_weights": False}
 
@@ -139,7 +142,7 @@ class OffPolicyUpdate:
             for name in names
         }
 
-    def _minibatches(self, batch: TensorDictBase, size: int) -> Iterator[TensorDictBase]:
+    def _minibatches(self, batch: TensorDictBase, size: int) -> Iterator[Entries]:
         if self._wiring.target is None:
             yield from [batch] if len(batch) == size else batch.split(size)
             return
@@ -148,10 +151,11 @@ class OffPolicyUpdate:
             count = self.algorithm.target_every - self.updates % self.algorithm.target_every
             part = self._wiring.target(self.loss, batch[begin : begin + count * size])
             self._watch.lap("loss")
-            yield from part.split(size)
+            for rows in zip(*(entry.split(size) for entry in part.values()), strict=True):
+                yield dict(zip(part, rows, strict=True))
             begin += count * size
 
-    def _step(self, minibatch: TensorDictBase) -> tuple[dict[str, Tensor], Tensor]:
+    def _step(self, minibatch: Entries) -> tuple[dict[str, Tensor], Tensor]:
         watch, algorithm = self._watch, self.algorithm
         per_item, error = self._wiring.critic(self.loss, minibatch)
         weight = minibatch.get("priority_weight", None)
@@ -198,10 +202,10 @@ class _Wiring:
     """
 
     make: Callable[[OffPolicy, VectorEnv, Sequence[int]], LossModule]
-    critic: Callable[[LossModule, TensorDictBase], tuple[Tensor, Tensor]]
+    critic: Callable[[LossModule, Any], tuple[Tensor, Tensor]]
     act: Callable[[LossModule, Tensor], Tensor]
     policy: Callable[[LossModule, TensorDictBase], Terms] | None = None
-    target: Callable[[LossModule, TensorDictBase], TensorDictBase] | None = None
+    target: Callable[[LossModule, TensorDictBase], dict[str, Tensor]] | None = None
 
 
 def _make_sac(algorithm: OffPolicy, env: VectorEnv, hidden: Sequence[int]) -> LossModule:
@@ -307,7 +311,7 @@ def _ddpg_critic(loss: LossModule, batch: TensorDictBase) -> tuple[Tensor, Tenso
 
 
 @torch.no_grad()
-def _dqn_target(loss: LossModule, batch: TensorDictBase) -> TensorDictBase:
+def _dqn_target(loss: LossModule, batch: TensorDictBase) -> dict[str, Tensor]:
     """The targets if the next action is the best one, [B, 1]; Double DQN's for each one, [B, A]."""
     reached = batch.get("next")
     net, weights = loss.value_network.net, loss.target_value_network_params.get(("net", "weights"))
@@ -318,20 +322,23 @@ def _dqn_target(loss: LossModule, batch: TensorDictBase) -> TensorDictBase:
     if (steps := batch.get("steps_to_next_obs", None)) is not None:
         gamma = gamma**steps
     later = gamma.view(-1, 1) * ~reached.get("terminated") * later
-    needed = batch.select("observation", "action", "priority_weight", strict=False)
+    entries = {name: batch.get(name) for name in ("observation", "action")}
+    entries["value_target"] = reached.get(loss.tensor_keys.reward) + later
     if loss.double_dqn:
-        needed.set("reached", reached.get("observation"))
-    return needed.set("value_target", reached.get(loss.tensor_keys.reward) + later)
+        entries["reached"] = reached.get("observation")
+    if (weight := batch.get("priority_weight", None)) is not None:
+        entries["priority_weight"] = weight
+    return entries
 
 
-def _dqn_critic(loss: LossModule, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
-    net, target = loss.value_network.net, batch.get("value_target")
+def _dqn_critic(loss: LossModule, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    net, target = loss.value_network.net, batch["value_target"]
     if loss.double_dqn:
         with torch.no_grad():
-            target = target.gather(-1, net(batch.get("reached")).argmax(-1, keepdim=True))
-    value = net(batch.get("observation")).gather(-1, batch.get("action").unsqueeze(-1))
+            target = target.gather(-1, net(batch["reached"]).argmax(-1, keepdim=True))
+    value = net(batch["observation"]).gather(-1, batch["action"].unsqueeze(-1))
     per_item = distance_loss(value, target, loss.loss_function)
-    return per_item.squeeze(-1), (value - target).abs().squeeze(-1)
+    return per_item.squeeze(-1), (value.detach() - target).abs().squeeze(-1)
 
 
 def _sac_policy(loss: LossModule, batch: TensorDictBase) -> Terms:
