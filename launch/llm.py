@@ -5,7 +5,6 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from polopt.envs.text import TextTask
@@ -123,6 +122,7 @@ class LlmJob:
         )
 
         from polopt.ext.trl.models import Pretrained, TinyQwen3, cache_folder
+        from polopt.ext.trl.stored import GGUF
 
         self._check_rows()
         if isinstance(self.model, TinyQwen3):
@@ -142,9 +142,12 @@ class LlmJob:
                 f"{missing[0]}, or leave it out"
             )
         if isinstance(self.model, Pretrained):
-            if self.model.path.startswith(("/", ".", "~")) and not Path(self.model.path).is_dir():
-                raise RecipeError(f"'model.path' {self.model.path!r} is not a folder")
-            return
+            try:
+                self.model.check()
+            except ValueError as error:
+                raise RecipeError(f"'model.path' {error}") from error
+            if not self.model.path.endswith(GGUF):
+                return
         try:
             cache_folder().mkdir(parents=True, exist_ok=True)
         except OSError as error:

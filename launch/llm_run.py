@@ -69,8 +69,11 @@ def _train(job: LlmJob, run: Run, stack: contextlib.ExitStack) -> dict[str, Any]
     if rows is not None and state.is_main_process:
         record_rows(rows, run.path)
     began = time.monotonic(), cpu_seconds()
-    with state.main_process_first():
-        source = job.model.make(job.task, run.progress)
+    try:
+        with state.main_process_first():
+            source = job.model.make(job.task, run.progress)
+    except ValueError as error:
+        raise RecipeError(f"model: {error}") from error
     warmup = time.monotonic() - began[0], cpu_seconds() - began[1]
     loading = getattr(job.model, "loading", {})  # of Pretrained; makers of one's own need not
     adapter = getattr(job.model, "adapter", lambda: None)()

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from polopt.envs.text import TextTask
+from polopt.ext.trl.stored import GGUF, converted, locate
 
 __all__ = ["Pretrained", "TinyQwen3", "cache_folder"]
 
@@ -152,7 +153,8 @@ class Pretrained:
     """A model and tokenizer that exist already.
 
     Attributes:
-        path: A folder, or a name on the Hugging Face hub.
+        path: A folder, a name on the Hugging Face hub, a GGUF file, or `package:NAME/PATH` for a
+            folder or GGUF file inside an installed Python package.
         dtype: Of the weights that are trained. TRL computes in bfloat16 where its `bf16` says so,
             on weights in float32.
         lora: Arguments of `peft.LoraConfig`: adapters are trained, and the reference model is
@@ -196,9 +198,22 @@ class Pretrained:
             raise ValueError(f"lora: peft.LoraConfig has no {unknown[0]!r}")
         return LoraConfig(**{"task_type": "CAUSAL_LM", **self.lora})
 
+    def check(self) -> None:
+        """Refuse a model that this machine lacks; whether the hub has a name is not asked.
+
+        Raises:
+            ValueError: With what is missing.
+        """
+        locate(self.path)
+
     def make(self, task: TextTask, progress: Progress | None = None) -> str:
-        """Return the path; there is nothing to make."""
-        return self.path
+        """Return the folder or hub name; a GGUF file is converted on first use.
+
+        Raises:
+            ValueError: As `check`, and if transformers cannot read the file.
+        """
+        place = locate(self.path)
+        return str(converted(Path(place), cache_folder())) if place.endswith(GGUF) else place
 
 
 def cache_folder() -> Path:
