@@ -14,6 +14,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
 from polopt.ext.vllm.client import WeightClient
+from polopt.ext.vllm.compare import unfit
 from polopt.ext.vllm.engines import load
 from polopt.ext.vllm.errors import ServerError, StartError
 from polopt.ext.vllm.plugin import register
@@ -40,6 +41,9 @@ class Generation(VLLMGeneration):
         client: Further arguments of `WeightClient` (server).
         server: The server, on the main rank of the run that started it.
         **kwargs: As for `VLLMGeneration`.
+
+    Raises:
+        ValueError: On all ranks, if the server is not one for this trainer.
     """
 
     def __init__(
@@ -55,6 +59,8 @@ class Generation(VLLMGeneration):
         super().__init__(**kwargs)
 
     def _init_vllm(self) -> None:
+        if self.mode == "server":
+            self._check_server()
         register()  # in this process, should the package not be installed with its entry points
         if self.accelerator.device.type == "cpu":
             # The engine in this very process: weights are handed over, and start-up is quicker.
@@ -67,6 +73,21 @@ class Generation(VLLMGeneration):
                 partial = functools.partial(made, **settings)
                 stack.enter_context(mock.patch.object(vllm_generation, name, partial))
             super()._init_vllm()
+
+    def _check_server(self) -> None:
+        """Refuse a server that is not one for this trainer, on all ranks."""
+        fault = None
+        if self.accelerator.is_main_process:
+            url = self.server_base_url or f"http://{self.server_host}:{self.server_port}"
+            fault = unfit(
+                url,
+                self._client.get("key", ""),
+                self.model.config,
+                seconds=self.server_timeout,
+                gpu=self.accelerator.device.type != "cpu",
+            )
+        if fault := self._agree(fault):
+            raise ValueError(fault)
 
     def sync_weights(self) -> None:
         """See `VLLMGeneration`.

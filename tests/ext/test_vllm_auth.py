@@ -1,13 +1,17 @@
-"""The key that guards all of a server."""
+"""The key that guards all of a server, and what it says of itself."""
 
 import asyncio
+import json
+import sys
+from types import SimpleNamespace
 
 import pytest
 
-from polopt.ext.vllm.auth import KEY, RequireKey
+from polopt import __version__
+from polopt.ext.vllm.auth import ABOUT, KEY, RequireKey
 
 
-def ask(path, authorization=None, kind="http"):
+def ask(path, authorization=None, kind="http", state=None):
     """Return what reached the application, and what was answered instead."""
     reached, sent = [], []
 
@@ -18,7 +22,7 @@ def ask(path, authorization=None, kind="http"):
         sent.append(message)
 
     headers = [] if authorization is None else [(b"authorization", authorization)]
-    scope = {"type": kind, "path": path, "headers": headers}
+    scope = {"type": kind, "path": path, "headers": headers, "app": SimpleNamespace(state=state)}
     asyncio.run(RequireKey(app)(scope, None, send))
     return reached, sent
 
@@ -40,6 +44,20 @@ def test_every_path_needs_the_key(path):
 def test_whether_the_server_is_there_may_be_asked_by_all():
     assert ask("/health") == (["/health"], [])
     assert ask("/healthy")[0] == []
+
+
+def test_who_has_the_key_is_told_versions_and_model(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.31.0"))
+    model = SimpleNamespace(to_dict=lambda: {"vocab_size": 7, "dtype": complex})  # any object
+    state = SimpleNamespace(
+        vllm_config=SimpleNamespace(model_config=SimpleNamespace(hf_config=model))
+    )
+    assert ask(ABOUT, state=state)[1][0]["status"] == 401
+    reached, sent = ask(ABOUT, b"Bearer secret", state=state)
+    assert not reached
+    told = json.loads(sent[1]["body"])
+    assert (told["vllm"], told["polopt"]) == ("0.31.0", __version__)
+    assert told["model"]["vocab_size"] == 7
 
 
 def test_a_websocket_without_the_key_is_closed():
