@@ -13,6 +13,7 @@ from polopt.launch import evaluate as evaluate_cli
 from polopt.launch import serve as serve_cli
 from polopt.launch.doctor import command as doctor_cli
 from polopt.launch.plan import command as plan_cli
+from polopt.launch.report import command as report_cli
 from polopt.launch.result import SPAWNED, Result, rank
 from polopt.launch.verl.command import EPILOG, add_arguments
 
@@ -114,6 +115,9 @@ def _parser() -> argparse.ArgumentParser:
             doctor_cli.EPILOG,
         )
     )
+    report_cli.add_arguments(
+        command("report", "write one HTML page about runs", report_cli.EPILOG)
+    )
     serve_cli.add_arguments(
         command("serve", "start the vLLM server of a recipe and keep it up", serve_cli.EPILOG)
     )
@@ -194,6 +198,8 @@ def _command(name: str) -> Callable[..., Result]:
         return serve_cli.serve
     if name == "doctor":
         return doctor_cli.doctor
+    if name == "report":
+        return report_cli.report
     if name == "eval":
         return evaluate_cli.evaluate
     from polopt.launch.show import list_all, show

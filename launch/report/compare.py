@@ -1,0 +1,183 @@
+"""Runs that differ in their seeds put together, and those of one task side by side."""
+
+import bisect
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from polopt.launch.doctor.log import Series
+from polopt.launch.report.charts import Line
+from polopt.launch.report.gather import ASIDE, ReportRun
+
+__all__ = ["Group", "Section", "curve", "sections", "spread"]
+
+Points = list[tuple[float, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Runs of one configuration.
+
+    Attributes:
+        label: How it differs from the others.
+        style: CSS classes of its curves.
+        runs: One per seed.
+    """
+
+    label: str
+    style: str
+    runs: list[ReportRun]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """Runs that can be compared: of one task, logged by one framework.
+
+    Attributes:
+        title: The task.
+        kind: `control` or `llm`.
+        groups: In the order in which they were named.
+        differing: Settings that differ between the groups: path, and a value per group.
+        common: Settings that all have.
+    """
+
+    title: str
+    kind: str
+    groups: list[Group]
+    differing: list[tuple[str, list[str]]]
+    common: list[tuple[str, str]]
+
+
+def sections(runs: Sequence[ReportRun], colours: int) -> list[Section]:
+    """Return runs by task, and within a task by configuration.
+
+    Args:
+        runs: All of them.
+        colours: How many groups have a colour of their own.
+    """
+    by_task: dict[tuple[str, str, str], list[ReportRun]] = {}
+    for run in runs:
+        by_task.setdefault((run.log.framework, run.log.kind, run.task), []).append(run)
+    return [_section(key, mine, colours) for key, mine in by_task.items()]
+
+
+def _section(key: tuple[str, str, str], runs: list[ReportRun], colours: int) -> Section:
+    by_key: dict[tuple, list[ReportRun]] = {}
+    for run in runs:
+        by_key.setdefault(run.key, []).append(run)
+    members = list(by_key.values())
+    configs = [m[0].config for m in members]
+    paths = list(dict.fromkeys(p for c in configs for p in c if p not in ASIDE))
+    values = {p: [c.get(p, "—") for c in configs] for p in paths}
+    differing = [(p, v) for p, v in values.items() if len(set(v)) > 1]
+    common = [(p, v[0]) for p, v in values.items() if len(set(v)) == 1]
+    labels = _labels(members, differing)
+    groups = [
+        Group(label=label, style=_style(i, colours), runs=mine)
+        for i, (label, mine) in enumerate(zip(labels, members, strict=True))
+    ]
+    framework, kind, task = key
+    named = next((run.title for run in runs if run.title), "")
+    title = (
+        named
+        or task
+        or {"trl": "TRL", "sb3": "stable-baselines3", "torchrl": "TorchRL"}.get(
+            framework, framework
+        )
+    )
+    return Section(title=title, kind=kind, groups=groups, differing=differing, common=common)
+
+
+def _labels(members: list[list[ReportRun]], differing: list[tuple[str, list[str]]]) -> list[str]:
+    """Return names that tell groups apart: the recipe, then what differs."""
+    names = [m[0].name for m in members]
+    labels = []
+    for i, name in enumerate(names):
+        label = name
+        if names.count(name) > 1:
+            # Only settings that tell this group from others of its name.
+            own = [j for j, other in enumerate(names) if other == name]
+            parts = [f"{p.split('.')[-1]} {v[i]}" for p, v in differing
+                     if len({v[j] for j in own}) > 1]  # fmt: skip
+            label = f"{name} · " + ", ".join(parts[:3]) if parts else name
+            label += f" +{len(parts) - 3}" if len(parts) > 3 else ""
+        labels.append(label if len(label) < 90 else f"{label[:88]}…")
+    return [f"{n} ({i})" if labels.count(n) > 1 else n for i, n in enumerate(labels, 1)]
+
+
+def _style(index: int, colours: int) -> str:
+    turn, colour = divmod(index, colours)
+    return f"c{colour} d{turn}" if turn < 3 else "rest"
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """Return mean and sample deviation, NaN for one value."""
+    mean = statistics.fmean(values)
+    finite = len(values) > 1 and all(map(math.isfinite, values))
+    return mean, statistics.stdev(values) if finite else math.nan
+
+
+def curve(group: Group, metric: str, *, points: int, hold: bool) -> Line | None:
+    """Return the curve of a metric over the runs of a group, None if none has it.
+
+    Args:
+        group: The runs.
+        metric: Its canonical name.
+        points: How many a curve has at most.
+        hold: Whether a run that completed counts with its last value from there on, as one
+            that stopped at its bar does. Else the mean is over those that go on, while these are
+            at least half of the runs, and two.
+    """
+    columns = [(r, r.log.columns[metric]) for r in group.runs if metric in r.log.columns]
+    columns = [(r, c) for r, c in columns if c.points]
+    if not columns:
+        return None
+    if len(columns) == 1:
+        mean, band = _thinned(columns[0][1], points)
+        return Line(style=group.style, name=group.label, mean=mean, band=band)
+    singles = [_thinned(c, points)[0] for _, c in columns]
+    begin = max(s[0][0] for s in singles)
+    ends = [
+        math.inf if hold and run.status == "completed" else s[-1][0]
+        for s, (run, _) in zip(singles, columns, strict=True)
+    ]
+    least = len(singles) if hold else max(2, math.ceil(len(singles) / 2))
+    end = sorted(ends, reverse=True)[least - 1]
+    steps = sorted({x for s in singles for x, _ in s if begin <= x <= end})
+    steps = steps[:: math.ceil(len(steps) / points) or 1]
+    rows = [
+        (x, [_at(s, x) for s, last in zip(singles, ends, strict=True) if x <= last]) for x in steps
+    ]
+    stats = [(x, *spread(values)) for x, values in rows]
+    return Line(
+        style=group.style,
+        name=f"{group.label}, {len(singles)} seeds",
+        mean=[(x, mean) for x, mean, _ in stats],
+        band=[(x, mean - sd, mean + sd) for x, mean, sd in stats if math.isfinite(sd)],
+        single=singles,
+        ends=[s[-1] for s in singles] if hold else [],
+    )
+
+
+def _thinned(series: Series, points: int) -> tuple[Points, list[tuple[float, float, float]]]:
+    """Return means over neighbours, and where that hides something their extremes."""
+    size = math.ceil(len(series.points) / points) or 1
+    parts = [series.points[i : i + size] for i in range(0, len(series.points), size)]
+    mean = [
+        (p[-1][0], sum(v * n for _, v, _, _, n in p) / sum(n for *_, n in p)) for p in parts
+    ]  # fmt: skip
+    band = [(p[-1][0], min(q[2] for q in p), max(q[3] for q in p)) for p in parts]
+    return mean, band if any(low < high for _, low, high in band) else []
+
+
+def _at(points: Points, x: float) -> float:
+    """Return the height of a curve at x, by straight lines; the last one beyond its end."""
+    i = bisect.bisect_left(points, (x, -math.inf))
+    if i == len(points):
+        return points[-1][1]
+    x1, y1 = points[i]
+    if i == 0 or x1 == x:
+        return y1
+    x0, y0 = points[i - 1]
+    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)

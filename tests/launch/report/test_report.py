@@ -1,0 +1,287 @@
+"""The report: what it says about runs, and that no content of a run can do harm."""
+
+import json
+import math
+import os
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from report_runs import HOSTILE, write_run, write_text_run
+
+from polopt.launch.cli import main
+from polopt.launch.report.charts import Line, line_chart, number
+from polopt.launch.report.compare import curve, sections
+from polopt.launch.report.gather import gather
+from polopt.launch.report.page import MARK, render
+from polopt.launch.report.samples import clean, read_samples
+
+
+class Page(HTMLParser):
+    """The elements of a page, and its text."""
+
+    VOID = ("meta", "link", "img", "br", "hr", "input")
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.open, self.words, self.faults = [], [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.faults.append(tag)
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+
+def page_of(*folders):
+    text = render(*gather(folders))
+    page = Page(text)
+    assert not page.faults, page.faults
+    assert not page.open
+    return page, text
+
+
+def polopt(capsys, *arguments):
+    code = main(["report", *map(str, arguments), "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_seeds_are_put_together_and_configurations_compared(tmp_path, capsys):
+    for seed, last in enumerate((160.0, 170.0, 180.0)):
+        write_run(tmp_path / f"a{seed}", seed=seed, values=[10.0, last])
+    write_run(tmp_path / "b", seed=0, lr=1e-4, values=[5.0, 50.0])
+    code, found = polopt(capsys, tmp_path, "-o", tmp_path / "out.html")
+    assert (code, found["runs"]) == (0, 4)
+    first, second = found["configurations"]
+    assert first["configuration"] == "cartpole-ppo · lr 0.001"
+    assert second["configuration"] == "cartpole-ppo · lr 0.0001"
+    assert first["results"]["evaluation"] == {"mean": 170.0, "deviation": 10.0, "runs": 3}
+    assert first["results"]["solved"]["mean"] == 1.0
+    assert second["results"]["evaluation"] == {"mean": 50.0, "deviation": None, "runs": 1}
+    assert first["results"]["CPU-seconds"]["mean"] == 2.5
+    page = Page((tmp_path / "out.html").read_text())
+    assert "170 ± 10" in page.text
+    assert "3 of 3" in page.text
+    assert "0 of 1" in page.text
+    assert "optimizer.lr 0.001 0.0001" in page.text  # what differs
+
+
+def test_tasks_stand_apart(tmp_path):
+    runs = [write_run(tmp_path / n, task=n) for n in ("cartpole", "pendulum")]
+    found = sections(gather(runs)[0], 7)
+    assert [len(s.groups) for s in found] == [1, 1]
+    page, _ = page_of(*runs)
+    assert "2 tasks" in page.text
+
+
+def test_means_over_seeds(tmp_path):
+    long = write_run(tmp_path / "a", seed=0, values=[0.0, 10.0, 20.0, 30.0])
+    short = write_run(tmp_path / "b", seed=1, values=[10.0, 20.0])
+    (section,) = sections(gather([long, short])[0], 7)
+    (group,) = section.groups
+    held = curve(group, "reward", points=100, hold=True)
+    assert list(held.mean) == [(1000.0, 5.0), (2000.0, 15.0), (3000.0, 20.0), (4000.0, 25.0)]
+    deviation = math.sqrt(50.0)  # of 20 and 30, where the short one counts with its last
+    assert held.band[-1] == pytest.approx((4000.0, 25.0 - deviation / 1, 25.0 + deviation / 1))
+    assert list(held.ends) == [(4000.0, 30.0), (2000.0, 20.0)]
+    shared = curve(group, "reward", points=100, hold=False)
+    assert [x for x, _ in shared.mean] == [1000.0, 2000.0]
+    # A run that did not complete counts no longer than it was logged.
+    (short / "summary.json").unlink()
+    (section,) = sections(gather([long, short])[0], 7)
+    assert [x for x, _ in curve(section.groups[0], "reward", points=100, hold=True).mean] == [
+        1000.0,
+        2000.0,
+    ]
+
+
+def test_many_points_are_averaged_and_their_range_kept(tmp_path):
+    run = write_run(tmp_path / "a", values=[float(i % 2) for i in range(1, 401)])
+    (section,) = sections(gather([run])[0], 7)
+    line = curve(section.groups[0], "reward", points=40, hold=True)
+    assert len(line.mean) == 40
+    assert line.mean[0] == (10_000.0, 0.5)
+    assert line.band[0] == (10_000.0, 0.0, 1.0)
+
+
+def test_phases_name_what_binds_and_its_knob(tmp_path):
+    page, _ = page_of(write_run(tmp_path / "a"))
+    assert "acting binds: 50% of the measured time." in page.text
+    assert "collector.num_envs" in page.text
+    stack = [a for tag, a in page.tags if tag == "i"]
+    assert [a["title"] for a in stack] == [
+        "acting: 50.0 %, 6 s", "backward: 25.0 %, 3 s", "optimizer: 25.0 %, 3 s",
+    ]  # fmt: skip
+
+
+def test_findings_of_the_doctor(tmp_path):
+    run = write_run(tmp_path / "a", values=[10.0] * 20, extra={"grad_norm": "NaN"})
+    page, _ = page_of(run)
+    assert "not finite" in page.text
+    assert any(tag == "details" and "open" in a for tag, a in page.tags)  # it is fatal
+
+
+def test_a_chart_tells_what_it_cannot_draw(tmp_path):
+    run = write_run(tmp_path / "a", values=[1.0, math.nan, 3.0, math.inf])
+    page, _ = page_of(run)
+    assert "2 values NaN or infinite, the first at 2000" in page.text
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    bad = HOSTILE.replace("\x00", "").replace("\ud800", "").replace("\x1b", "")  # YAML takes none
+    extra = {"loss_objective": "NaN", "clip_fraction": 1e308, "explained_variance": -1e308}
+    runs = [
+        write_run(tmp_path / "a</title><script>x", name=bad, task=bad, extra=extra),
+        write_run(tmp_path / "one", values=[1.0]),
+        tmp_path / "none",
+        write_run(tmp_path / "on", ended=False),
+        write_text_run(tmp_path / "text", text=HOSTILE, name=HOSTILE.replace("\ud800", "")),
+    ]
+    write_run(runs[2], ended=False)
+    (runs[2] / "metrics.jsonl").write_text("")
+    with (runs[3] / "metrics.jsonl").open("a") as file:
+        file.write('{"format": 1, "step": 4000, "ti')
+    return runs
+
+
+def test_hostile_content_stays_text(hostile):
+    page, text = page_of(*hostile)
+    tags = {tag for tag, _ in page.tags}
+    assert not tags & {"script", "img", "link", "iframe", "object", "a", "base", "form"}
+    for _, attributes in page.tags:
+        assert not any(name.startswith("on") for name in attributes)
+        assert not {"src", "href", "srcset", "action"} & attributes.keys()
+    assert "url(" not in text
+    assert "@import" not in text
+    assert text.startswith(MARK)
+    policy = next(a["content"] for _, a in page.tags if "http-equiv" in a)
+    assert policy == "default-src 'none'; style-src 'unsafe-inline'"
+    assert "<script>document.title='owned'</script>" in page.text  # shown as it was written
+    assert "{{ 7*7 }}" in page.text
+    assert not any(ord(c) < 32 and c not in "\n\t" for c in text)
+    assert "y" * 1500 + " … (48500 more characters)" in page.text
+    assert "x" * 1000 not in page.text
+    assert "nothing was logged yet" in page.text
+    assert "unfinished" not in page.text
+
+
+def test_samples_of_the_beginning_the_middle_and_the_end(tmp_path):
+    run = write_text_run(tmp_path / "a")
+    found = read_samples(run)
+    assert [s.step for s in found if s.kind == "training"] == [10, 20, 30]
+    held = [s for s in found if s.kind == "greedy"]
+    assert [s.marks for s in held] == [{"correct": "no"}, {"correct": "yes"}]
+    assert found[-1].marks == {"4 + 4 = 8": "1", "b": "none", "advantage": "−0.5"}
+    assert read_samples(tmp_path) == []
+
+
+@given(st.text(st.characters(), max_size=40))
+def test_clean_text_can_be_encoded(text):
+    shown = clean(text).encode().decode()
+    assert not any(ord(c) < 32 and c not in "\n\t" for c in shown)
+
+
+def test_seeds_in_the_names_of_foreign_logs(tmp_path):
+    rows = "time/total_timesteps,rollout/ep_rew_mean,train/loss\n"
+    for name in ("ppo-seed1", "ppo-seed2", "a2c"):
+        (tmp_path / name).mkdir()
+        text = rows + "".join(f"{100 * i},{i},0.5\n" for i in range(1, 9))
+        (tmp_path / name / "progress.csv").write_text(text)
+    (section,) = sections(gather([tmp_path])[0], 7)
+    assert sorted(len(g.runs) for g in section.groups) == [1, 2]
+    assert section.title == "stable-baselines3"
+    page_of(tmp_path)
+
+
+def test_fifty_configurations(tmp_path):
+    runs = [write_run(tmp_path / str(i), lr=1e-3 * (i + 1)) for i in range(50)]
+    page, text = page_of(*runs)
+    assert "29 others" in page.text
+    assert len(text) < 3_000_000
+
+
+def test_it_overwrites_nothing_but_reports(tmp_path, capsys):
+    run = write_run(tmp_path / "a")
+    code, found = polopt(capsys, run)
+    assert (code, found["report"]) == (0, str(run / "report.html"))
+    assert polopt(capsys, run)[0] == 0  # an older report is written anew
+    other = tmp_path / "thesis.html"
+    other.write_text("<!doctype html>\n<p>mine")
+    code, found = polopt(capsys, run, "-o", other)
+    assert code == 2
+    assert found["error"] == (
+        f"{other} is there and is not a report of polopt: name another file with -o"
+    )
+    assert other.read_text() == "<!doctype html>\n<p>mine"
+    assert "is a folder" in polopt(capsys, run, "-o", tmp_path)[1]["error"]
+    assert "there is no folder" in polopt(capsys, run, "-o", tmp_path / "x" / "y")[1]["error"]
+    assert sorted(p.name for p in run.iterdir() if p.suffix == ".html") == ["report.html"]
+
+
+def test_bad_input_is_one_sentence(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert polopt(capsys)[1]["error"].startswith("name a run")
+    code, found = polopt(capsys, tmp_path / "no")
+    assert code == 2
+    assert found["error"] == f"there is no file or folder {str(tmp_path / 'no')!r}"
+    (tmp_path / "bin").write_bytes(os.urandom(64) + b"\x00")
+    good = write_run(tmp_path / "a")
+    code, found = polopt(capsys, good, tmp_path / "bin")
+    assert code == 2
+    assert found["runs"] == 1
+    assert "bin" in found["errors"][0]
+    assert "bin" in Page((tmp_path / "report.html").read_text()).text
+
+
+def test_damaged_files_of_a_run_folder(tmp_path):
+    run = write_run(tmp_path / "a")
+    (run / "summary.json").write_text("{")
+    (run / "config.yaml").write_text("a: [")
+    page, _ = page_of(run)
+    assert "config.yaml" in page.text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"), (9.5, "9.5"), (1234.0, "1234"), (-1600.0, "−1600"), (12345.0, "12.3k"),
+        (999.96e3, "1M"), (1e-5, "1e−5"), (1e300, "1e300"), (math.nan, "NaN"), (-math.inf, "−∞"),
+    ],
+)  # fmt: skip
+def test_numbers(value, text):
+    assert number(value) == text
+
+
+def test_a_deviation_has_the_unit_of_its_mean():
+    assert number(640.0, 2, beside=13_100.0) == "0.64k"
+    assert number(0.0, beside=13_100.0) == "0"
+
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e9), finite), min_size=1, max_size=20), st.booleans())
+def test_every_finite_curve_can_be_drawn(points, logarithmic):
+    points = sorted((x, abs(y) + 1e-300 if logarithmic else y) for x, y in points)
+    line = Line(style="c0", name="n", mean=points, band=[(x, y, y) for x, y in points])
+    drawn = line_chart([line], label="l", size=(300, 200), logarithmic=logarithmic, tooltips=True)
+    assert "nan" not in drawn
+    assert "inf" not in drawn
+    assert drawn.count("<svg") == 1
