@@ -10,7 +10,7 @@ from typing import Any
 from accelerate.utils import gather_object
 from trl import GRPOConfig
 
-from polopt.losses import Algorithm
+from polopt.losses import Algorithm, OffPolicy
 from polopt.losses.controllers import observe_all
 
 __all__ = [
@@ -23,6 +23,8 @@ __all__ = [
     "check_sampling",
     "check_tokenizer",
     "check_windows",
+    "needs_whole",
+    "selects",
     "with_reference",
 ]
 
@@ -43,7 +45,7 @@ LOSS_FIELDS = {
     "multi_objective_aggregation": "algorithm.advantage",
     "scale_rewards": "the scale of algorithm.advantage",
     "mask_truncated_completions": "sampling.drop_truncated",
-    "top_entropy_quantile": "nothing: PolicyTrainer has no selection by entropy yet",
+    "top_entropy_quantile": "sampling.top_entropy",
     "entropy_coef": "objective.entropy_coef",
     "use_adaptive_entropy": "objective.entropy_coef",
     "entropy_coef_min": "objective.entropy_coef",
@@ -102,6 +104,11 @@ def check_algorithm(algorithm: Algorithm) -> None:
     Raises:
         ValueError: If it trains a critic, or a part needs inputs that are not there.
     """
+    if isinstance(algorithm, OffPolicy):
+        raise ValueError(
+            "the algorithm learns values of actions from a replay buffer, for control tasks: a "
+            "language model takes one of policy gradients (grpo, dapo, rloo, …)"
+        )
     if not isinstance(algorithm, Algorithm):
         raise ValueError(f"algorithm must be an Algorithm such as dapo(), got {algorithm!r}")
     if algorithm.value is not None:
@@ -114,9 +121,13 @@ def check_algorithm(algorithm: Algorithm) -> None:
         raise ValueError(
             f"the advantage needs {unknown}, and PolicyTrainer provides {list(ADVANTAGE_INPUTS)}"
         )
-    if algorithm.objective.kl == "full":
-        raise ValueError("kl='full' needs whole distributions, which TRL does not keep: use 'k3'")
     objective = algorithm.objective
+    if algorithm.sampling.top_entropy is not None and objective.aggregation == "group_token_mean":
+        raise ValueError(
+            "sampling.top_entropy chooses tokens for each optimizer step, and aggregation "
+            "'group_token_mean' counts those of a whole group, of which steps may see parts: use "
+            "'token_mean'"
+        )
     measured = ["entropy", "clip_fraction", "loss_objective"]
     measured += ["kl_approx", "ratio_mean"] if objective.ratio != "none" else []
     measured += ["kl"] if objective.uses_reference else []
@@ -258,12 +269,22 @@ def check_same_data(dataset: Any, accelerator: Any) -> None:  # noqa: ANN401
         )
 
 
+def selects(algorithm: Algorithm) -> bool:
+    """Tell whether an algorithm chooses among the tokens of a whole optimizer step."""
+    return algorithm.objective.selects or algorithm.sampling.top_entropy is not None
+
+
+def needs_whole(algorithm: Algorithm) -> bool:
+    """Tell whether an algorithm compares whole distributions with the reference's."""
+    return algorithm.objective.uses_reference and algorithm.objective.kl == "full"
+
+
 def check_windows(args: GRPOConfig, *, deepspeed: bool, selects: bool = False) -> None:
     """Refuse optimizer steps that span two generations where all has to be known before.
 
     Args:
         args: TRL's config.
-        selects: Whether the surrogate chooses steps over the whole optimizer step.
+        selects: Whether tokens are chosen over the whole optimizer step.
         deepspeed: Whether DeepSpeed owns the gradients and steps within its backward.
 
     Raises:
@@ -271,7 +292,7 @@ def check_windows(args: GRPOConfig, *, deepspeed: bool, selects: bool = False) -
     """
     cycle = args.steps_per_generation * args.num_iterations
     if (deepspeed or selects) and cycle % args.gradient_accumulation_steps:
-        reason = "DeepSpeed" if deepspeed else "a surrogate that selects over the batch"
+        reason = "DeepSpeed" if deepspeed else "a choice among the tokens of a step"
         raise ValueError(
             f"with {reason}, steps_per_generation * num_iterations = {cycle} must be a multiple "
             f"of gradient_accumulation_steps = {args.gradient_accumulation_steps}"

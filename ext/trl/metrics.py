@@ -21,6 +21,8 @@ class Window:
         denominator: What the losses are divided by: the count of the first part.
         loss: Sum of the losses so far.
         selections: One per micro-batch, if the surrogate selects.
+        masks: One per micro-batch, if only tokens of high entropy are trained on.
+        threshold: Their smallest entropy, nats.
     """
 
     def __init__(self) -> None:
@@ -29,6 +31,8 @@ class Window:
         self.denominator: Tensor = torch.ones(())
         self.loss: Tensor | float = 0.0
         self.selections: list[Tensor] = []
+        self.masks: list[Tensor] = []
+        self.threshold: Tensor = torch.zeros(())
         self._shares: dict[str, Tensor | float] = {}
         self._sums: dict[str, Tensor | float] = {}
         self._extremes: dict[str, list[Tensor]] = {}
@@ -86,8 +90,9 @@ def step_metrics(objective: Objective, steps: Mapping[str, Tensor]) -> dict[str,
     Args:
         objective: Without schedules.
         steps: `log_prob`, `action_log_prob`, `entropy`, bool `mask` [B, T], `advantage` [B, 1],
-            `ref_log_prob` if there is a reference, `selection` if the surrogate selects, and
-            `behavior_log_prob`, the same tensor as `action_log_prob` if the policy sampled.
+            `ref_log_prob` if there is a reference, or `kl` if it is compared as a whole,
+            `selection` if the surrogate selects, and `behavior_log_prob`, the same tensor as
+            `action_log_prob` if the policy sampled.
 
     Returns:
         Sums over the trained steps, and their number `tokens`; the entries of shape [B] are
@@ -99,6 +104,8 @@ def step_metrics(objective: Objective, steps: Mapping[str, Tensor]) -> dict[str,
     if "ref_log_prob" in steps and objective.kl_in == "loss":
         kl = kl_estimate(steps["log_prob"], steps["ref_log_prob"], objective.kl)
         out["kl"] = torch.where(mask, kl, 0.0).sum()
+    if "kl" in steps:
+        out["kl"] = torch.where(mask, steps["kl"], 0.0).sum()
     old, behavior = steps["action_log_prob"], steps["behavior_log_prob"]
     if behavior is not old:
         gap = torch.where(mask, old - behavior, 0.0)

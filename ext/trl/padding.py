@@ -25,6 +25,7 @@ _RIGHT = (
     "ref_per_token_logps",
     "sampling_per_token_logps",
     "select_from",
+    "policy_entropy",
 )
 _FIXED_ROPE = {"default", "linear", "llama3", "yarn"}  # frequencies do not depend on the length
 

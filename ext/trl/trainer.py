@@ -8,7 +8,6 @@ import copy
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from transformers.utils import logging
 from trl import GRPOConfig
 
+from polopt.ext.trl.advantage import AdvantageTrainer, whole_texts
 from polopt.ext.trl.checkpoints import STATE
 from polopt.ext.trl.config import (
     check_algorithm,
@@ -28,27 +28,17 @@ from polopt.ext.trl.config import (
     check_sampling,
     check_tokenizer,
     check_windows,
+    needs_whole,
+    selects,
     with_reference,
 )
+from polopt.ext.trl.full_kl import FullKl
 from polopt.ext.trl.metrics import Window, step_metrics
 from polopt.ext.trl.padding import Padding
 from polopt.ext.trl.rewards import checked_rewards
-from polopt.ext.trl.sampling import (
-    PromptStream,
-    RefillingTrainer,
-    weighted,
-    without_empty,
-)
-from polopt.ext.trl.selection import select_window
-from polopt.losses import (
-    Algorithm,
-    check_finite,
-    kl_estimate,
-    last_step_reward,
-    resolve,
-    whiten,
-)
-from polopt.losses.advantages import moments_of
+from polopt.ext.trl.sampling import PromptStream, without_empty
+from polopt.ext.trl.selection import select_tokens, select_window
+from polopt.losses import Algorithm, resolve
 from polopt.losses.controllers import load_states, observe_all, states_of
 from polopt.losses.modules import PolicyLoss
 
@@ -57,7 +47,7 @@ __all__ = ["PolicyTrainer"]
 logger = logging.get_logger(__name__)
 
 
-class PolicyTrainer(RefillingTrainer):
+class PolicyTrainer(AdvantageTrainer):
     """`trl.GRPOTrainer` with everything about the loss taken from an `Algorithm`.
 
     The loss of an optimizer step is divided by that step's own count, summed over its
@@ -132,131 +122,27 @@ class PolicyTrainer(RefillingTrainer):
                 "the model is a mixture of experts with an auxiliary loss, which PolicyTrainer "
                 "does not support: set router_aux_loss_coef of its config to 0"
             )
-        selects = algorithm.objective.selects
-        check_windows(self.args, deepspeed=self.is_deepspeed_enabled, selects=selects)
+        check_windows(self.args, deepspeed=self.is_deepspeed_enabled, selects=selects(algorithm))
         self.padding = Padding(prompts=False, completions=False)
         if trim_padding:
             unwrapped = self.accelerator.unwrap_model(self.model)
             self.padding = Padding.of(unwrapped, self.pad_to_multiple_of)
+        self._full_kl = self._exact_divergence() if needs_whole(algorithm) else None
         self._scorers = len(self.reward_funcs)
         if algorithm.sampling.overlong_cache is not None:
             self._add_soft_overlong(algorithm.sampling.overlong_cache)
         self._stream = PromptStream(len(self.train_dataset), self.args.seed) if refill else None
 
-    # --- generation, rewards and advantages ---------------------------------
-
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        self._rows = list(inputs)  # refilling replaces rows, and the loader keeps its own
-        self._rewards = self._kept = None
-        output = super()._generate_and_score_completions(self._rows)
-        rewards, local = self._rewards, self._local(len(inputs))
-        mode = "train" if self.model.training else "eval"
-        size = self.num_generations if mode == "train" else self.num_generations_eval
-        reward = weighted(rewards, self.reward_weights, self._scorers)
-        if self._kept is not None:
-            reward = torch.where(self._kept, reward, torch.nan)
-        written = output["completion_mask"].bool()
-        if "tool_mask" in output:
-            written = written & output["tool_mask"].bool()
-        present = written & ~reward[local, None].isnan()
-        output["loss_mask"] = mask = self._drop_truncated(present, output)
-        advantage = self._advantage(reward, rewards, size, present, written, output)
-        if self.algorithm.advantage.whiten:
-            if advantage.ndim == 1:
-                advantage = advantage[:, None].expand(mask.shape)
-            local_moments = torch.stack(moments_of(advantage, mask))
-            moments = self.accelerator.reduce(local_moments, "sum").unbind()
-            advantage = whiten(advantage, mask, moments=moments)  # type: ignore[arg-type]
-        output["advantages"] = advantage.to(torch.float32)
-        check_finite(advantages=output["advantages"])
-        if advantage.ndim == 2:  # logged as a mean over the answer
-            advantage = (advantage * mask).sum(1) / mask.sum(1).clamp(min=1)
-        if self.algorithm.objective.aggregation == "group_token_mean":
-            tokens = self.accelerator.gather(mask.sum(1)).view(-1, size).sum(1)
-            output["group_tokens"] = tokens.repeat_interleave(size)[local]
-        if self.algorithm.objective.selects and "old_per_token_logps" not in output:
-            output["select_from"] = self._old(output)
-        table = self._logs["advantages"]  # TRL has just put its own there
-        for _ in range(min(len(reward), len(table))):
-            table.pop()
-        table.extend(self.accelerator.gather(advantage).tolist())
-        return output
-
-    def _advantage(
-        self,
-        reward: Tensor,
-        rewards: Tensor,
-        size: int,
-        present: Tensor,
-        written: Tensor,
-        output: dict[str, Any],
-    ) -> Tensor:
-        """Return advantages of this rank, float [n], or [n, T] if the rule gives one per token.
-
-        Rules over answers see all N of all ranks, rules over tokens the n of this one.
-        """
-        local = self._local(len(written))
-        rule = resolve(self.algorithm.advantage, self.state.global_step)
-        divergence = self._divergence(output, written)
-        given = {
-            "group": torch.arange(len(reward), device=reward.device) // size,
-            "rewards": rewards,
-            "mask": present,
-        }
-        if "token_reward" in rule.needs:
-            given["token_reward"] = last_step_reward(reward[local], present) - divergence
-        else:
-            given["reward"] = reward - self._sum(divergence)
-        if "length" in rule.needs:
-            given["length"] = self.accelerator.gather(written.sum(1))
-        if "greedy_reward" in rule.needs:
-            given["greedy_reward"] = self._greedy_rewards(self._rows, size)
-        advantage = rule(*(given[name] for name in rule.needs))
-        return advantage if advantage.ndim == 2 else advantage[local]
-
-    def _divergence(self, output: dict[str, Any], written: Tensor) -> Tensor | float:
-        """Return what is subtracted from the rewards, float [n, T] of this rank, or 0."""
-        objective = resolve(self.algorithm.objective, self.state.global_step)
-        if not (objective.uses_reference and objective.kl_in == "reward"):
-            return 0.0
-        kl = kl_estimate(self._old(output), output["ref_per_token_logps"], objective.kl)
-        kl = torch.where(written, kl, 0.0)
-        mode = "train" if self.model.training else "eval"
-        mean = self._sum(kl).mean().item()
-        self._metrics[mode]["kl"].append(mean)
-        if mode == "train":
-            self._measured = {"kl": mean}
-        return objective.kl_coef * kl
-
-    @torch.no_grad()
-    def _old(self, output: dict[str, Any]) -> Tensor:
-        old = output.get("old_per_token_logps")
-        if old is None:  # TRL skips it where the policy has not moved since
-            old, *_ = self._score(self.model, output, batch_size=self._train_batch_size)
-        return old
-
-    def _sum(self, steps: Tensor | float) -> Any:  # noqa: ANN401
-        """Return sums over the tokens of the answers of all ranks, float [N]; 0 for 0."""
-        return self.accelerator.gather(steps.sum(1)) if isinstance(steps, Tensor) else steps
-
-    def completions(self) -> Iterator[dict[str, Any]]:
-        """Yield the latest answers of all ranks, as TRL keeps them: the same on every rank.
-
-        Yields:
-            `prompt` and `completion`, `rewards` by name (None where one gave none), and
-            `advantage` (its mean over the answer where every token has its own).
-        """
-        table = self._logs
-        names = list(table["rewards"])
-        columns = table["prompt"], table["completion"], table["advantages"]
-        for values in zip(*columns, *(table["rewards"][name] for name in names), strict=False):
-            prompt, completion, advantage, *rewards = values
-            yield {
-                "prompt": prompt,
-                "completion": completion,
-                "rewards": {k: None if v != v else v for k, v in zip(names, rewards, strict=True)},
-                "advantage": advantage,
-            }
+    def _exact_divergence(self) -> FullKl:
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            raise ValueError(
+                "kl='full' reads the output layers beside the models, which DeepSpeed and FSDP "
+                "shard: use 'k3'"
+            )
+        self.beta = 0.0  # or TRL would score the reference's tokens, which nothing reads
+        reference = self.ref_model and self.accelerator.unwrap_model(self.ref_model)
+        policy = self.accelerator.unwrap_model(self.model)
+        return FullKl(policy, reference, self.temperature, self.accelerator.autocast)
 
     # --- the loss ------------------------------------------------------------
 
@@ -284,11 +170,16 @@ class PolicyTrainer(RefillingTrainer):
 
     def _open(self, batches: list[dict[str, Any]]) -> None:
         """Begin the books of these micro-batches, all of a step or as many as are known."""
-        self._window.add(self._count(batches))
+        share, window = self.algorithm.sampling.top_entropy, self._window
+        if share is not None:
+            window.masks, window.threshold = select_tokens(batches, share, self.accelerator)
+            masks = zip(batches, window.masks, strict=True)
+            batches = [{**batch, "loss_mask": mask} for batch, mask in masks]
+        window.add(self._count(batches))
         if self.algorithm.objective.selects:
             objective = resolve(self.algorithm.objective, self.state.global_step)
             seed = self.args.seed + self.state.global_step
-            self._window.selections = select_window(batches, objective, self.accelerator, seed)
+            window.selections = select_window(batches, objective, self.accelerator, seed)
 
     def _count(self, batches: list[dict[str, Any]]) -> Tensor:
         """Return the count over micro-batches and ranks, per rank: DDP averages over ranks."""
@@ -317,33 +208,21 @@ class PolicyTrainer(RefillingTrainer):
         self._close("train")
         return loss
 
-    def _score(self, model: nn.Module, inputs: dict[str, Any], **kwargs: Any) -> Any:  # noqa: ANN401
-        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        width = inputs["completion_ids"].size(1)
-        return self._get_per_token_logps_and_entropies(model, ids, mask, width, **kwargs)
-
-    def _get_per_token_logps_and_entropies(
-        self,
-        model: nn.Module,
-        ids: Tensor,
-        mask: Tensor,
-        width: int,
-        *args: Any,  # noqa: ANN401
-        **kwargs: Any,  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
-        score = super()._get_per_token_logps_and_entropies
-        if not self.padding.completions or torch.is_grad_enabled():
-            return score(model, ids, mask, width, *args, **kwargs)
-        size = kwargs.pop("batch_size", None) or len(ids)
-        return self.padding.score(
-            lambda *part: score(model, *part, *args, **kwargs), ids, mask, width, size
-        )
-
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         if "pixel_values" in inputs:
             raise ValueError("PolicyTrainer does not support images yet")
-        log_prob, entropy, *_ = self._score(model, inputs, compute_entropy=True)
+        window, exact = self._window, {}
+        mask = window.masks[window.done] if window.masks else inputs["loss_mask"]
+        if self._full_kl is None:
+            log_prob, entropy, *_ = self._score(model, inputs, compute_entropy=True)
+        else:
+            ids, attention = whole_texts(inputs)
+            score = super()._get_per_token_logps_and_entropies  # rows stay in their order
+            with self._full_kl.watch() as hidden:
+                log_prob, entropy, *_ = score(
+                    model, ids, attention, mask.size(1), compute_entropy=True
+                )
+            exact["kl"] = self._full_kl(hidden[0], ids, attention, mask)
         old = inputs.get("old_per_token_logps", log_prob.detach())
         advantage = inputs["advantages"]
         behavior = inputs.get("sampling_per_token_logps", old)  # without vLLM that of the policy
@@ -354,26 +233,29 @@ class PolicyTrainer(RefillingTrainer):
             "action_log_prob": old,
             "behavior_log_prob": behavior,
             "advantage": advantage if advantage.ndim == 2 else advantage.unsqueeze(-1),
-            "mask": inputs["loss_mask"],
+            "mask": mask,
             "entropy": entropy,
+            **exact,
         }
-        if self._window.selections:
-            steps["selection"] = self._window.selections[self._window.done]
+        if window.selections:
+            steps["selection"] = window.selections[window.done]
         if "group_tokens" in inputs:
             steps["group_tokens"] = inputs["group_tokens"]
         if "ref_per_token_logps" in inputs:
             steps["ref_log_prob"] = inputs["ref_per_token_logps"]
-        entries = TensorDict({**steps, "denominator": self._window.denominator})
+        entries = TensorDict({**steps, "denominator": window.denominator})
         objective = resolve(self.algorithm.objective, self.state.global_step)
         self.policy_loss.objective = objective
         out = self.policy_loss(entries)
-        self._window.record(out, step_metrics(objective, steps))
+        window.record(out, step_metrics(objective, steps))
         if not self.model.training:
             self._close("eval")
         return torch.stack([v for k, v in out.items() if k.startswith("loss_")]).sum()
 
     def _close(self, mode: str) -> None:
         means = self._window.means(self.accelerator)
+        if self._window.masks:
+            means["sampling/entropy_threshold"] = self._window.threshold.item()
         for name, value in means.items():
             self._metrics[mode][name].append(value)
         if mode == "train":

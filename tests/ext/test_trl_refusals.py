@@ -97,8 +97,12 @@ def test_trainer_checks_its_config(tmp_path):
             r"advantage needs \['value', 'next_value', 'terminated', 'done'\]",
         ),
         (
-            replace(losses.grpo(), objective=replace(losses.grpo().objective, kl="full")),
-            "kl='full' needs whole distributions",
+            losses.adjusted(
+                base=losses.dapo(),
+                objective={"aggregation": "group_token_mean"},
+                sampling={"top_entropy": 0.2},
+            ),
+            "top_entropy chooses tokens for each optimizer step, and aggregation",
         ),
     ],
 )

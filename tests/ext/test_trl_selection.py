@@ -125,5 +125,5 @@ def test_a_step_over_two_generations_is_refused():
     args = GRPOConfig("out", use_cpu=True, bf16=False, report_to="none",
                       gradient_accumulation_steps=4, steps_per_generation=2)  # fmt: skip
     check_windows(args, deepspeed=False)
-    with pytest.raises(ValueError, match=r"with a surrogate that selects .*= 2 must be a multi"):
+    with pytest.raises(ValueError, match=r"with a choice among the tokens .*= 2 must be a multi"):
         check_windows(args, deepspeed=False, selects=True)

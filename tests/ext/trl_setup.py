@@ -5,6 +5,7 @@ Run as a script it compares gradients, on as many ranks as torchrun starts.
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from datasets import Dataset
@@ -134,12 +135,19 @@ class Recorder(PolicyTrainer):
                                 part["loss_mask"][i][kept],
                                 None if old is None else old[i][kept],
                                 part["group_tokens"][i] if "group_tokens" in part else None,
+                                part["policy_entropy"][i][kept] if "policy_entropy" in part
+                                else None,
                                 ))  # fmt: skip
         reference = type(model)(model.config).train()
         reference.load_state_dict(model.state_dict())
         width = max(len(s[1]) for s in samples)
-        new, old, mask, advantage = [], [], [], []
-        for prompt, completion, a, trained, before, _ in samples:  # one by one: no padding at all
+        share, exact = self.algorithm.sampling.top_entropy, self.algorithm.objective.kl == "full"
+        least = 0.0
+        if share is not None:  # one quantile over the whole step
+            least = torch.quantile(torch.cat([s[6][s[3]] for s in samples]), 1 - share)
+        new, old, mask, advantage, kl = [], [], [], [], []
+        for prompt, completion, a, trained, before, _, entropy in samples:  # no padding at all
+            trained = trained if entropy is None else trained & (entropy >= least)
             logits = reference(input_ids=torch.cat([prompt, completion])[None]).logits[0]
             scores = logits[len(prompt) - 1 : -1].log_softmax(-1)
             taken = scores.gather(-1, completion[:, None])[:, 0]
@@ -149,6 +157,12 @@ class Recorder(PolicyTrainer):
             old.append(torch.nn.functional.pad(before, space))
             mask.append(torch.nn.functional.pad(trained, space))
             advantage.append(torch.nn.functional.pad(a, space))
+            if exact:
+                with torch.no_grad():
+                    other = self.ref_model(input_ids=torch.cat([prompt, completion])[None]).logits
+                other = other[0, len(prompt) - 1 : -1].log_softmax(-1)
+                whole = torch.nn.functional.kl_div(other, scores, log_target=True, reduction="none")
+                kl.append(torch.nn.functional.pad(whole.sum(-1), space))
             self.lengths.add(len(completion))
         rest = torch.stack(old), torch.stack(advantage), torch.stack(mask)
         rule, selection = self.algorithm.objective, None
@@ -159,8 +173,9 @@ class Recorder(PolicyTrainer):
         out = losses.policy_loss(
             torch.stack(new), *rest, objective=rule, selection=selection,
             group_tokens=None if totals[0] is None else torch.stack(totals),
+            kl=torch.stack(kl) if kl else None,
         )  # fmt: skip
-        out["loss_objective"].backward()
+        sum(value for name, value in out.items() if name.startswith("loss_")).backward()
         trained = torch.stack(advantage)[torch.stack(mask)]
         self.spread = trained.mean().item(), trained.std().item()
         worst = 0.0
@@ -169,8 +184,9 @@ class Recorder(PolicyTrainer):
             scale = p.grad.abs().max().clamp(min=1e-4)
             worst = max(worst, float((p.grad - q.grad).abs().max() / scale))
         self.errors.append(worst)
-        metric = self._metrics["train"]["loss_objective"][-1]
-        self.errors.append(abs(metric - out["loss_objective"].item()))
+        names = [name for name in ("loss_objective", "loss_kl") if name in out]
+        metrics = [self._metrics["train"][name][-1] for name in names]
+        self.errors.append(max(abs(m - out[n].item()) for m, n in zip(metrics, names, strict=True)))
 
 
 def unequal(completions, **_):
@@ -182,9 +198,18 @@ def unequal(completions, **_):
 def compare(folder, name, **config):
     """Train a few steps and return the recorder."""
     rule = algorithm(name) if isinstance(name, str) else name
-    trainer = build(Recorder, folder, reward=unequal, algorithm=rule, config=config)
+    model = saved(folder) if rule.objective.uses_reference else tiny()[0]
+    trainer = build(Recorder, folder, reward=unequal, algorithm=rule, config=config, model=model)
     trainer.train()
     return trainer
+
+
+def saved(folder):
+    """Return the tiny model as loaded from a folder, where TRL finds the reference."""
+    path = Path(folder) / "tiny"
+    if not path.exists():
+        tiny()[0].save_pretrained(path)
+    return Qwen3ForCausalLM.from_pretrained(path)
 
 
 def known(completions, easy, **_):
@@ -215,6 +240,8 @@ if __name__ == "__main__":
     import tempfile
 
     world = int(sys.argv[1])
+    start = tempfile.mkdtemp()
+    saved(start)  # later only the first rank would write
     grid = {name: [(2, 4, 1), (2, 2, 2), (4, 2, 1)] for name in ("dapo", "grpo", "dr_grpo")}
     grid["dapo"] += [(1, 1, 1), (1, 3, 2), (2, 3, 1), (4, 3, 2)]
     for name, products in grid.items():
@@ -259,6 +286,13 @@ if __name__ == "__main__":
     # In the first step of a generation log-ratios are zero up to rounding: no gradient to compare.
     assert max(done.errors[1:]) < 1e-4, done.errors
     assert min(done.selected) > 5, done.selected
+    rule = losses.adjusted(base=losses.dapo(refill=None), sampling={"top_entropy": 0.3},
+                           objective={"kl": "full", "kl_coef": 0.5})  # fmt: skip
+    done = compare(
+        start, rule, per_device_train_batch_size=4, max_steps=4, num_iterations=2,
+        gradient_accumulation_steps=2, steps_per_generation=4, max_completion_length=16,
+    )  # fmt: skip
+    assert max(done.errors) < 1e-4, done.errors
     for rounds in (8, 1):
         done = refill(tempfile.mkdtemp(), max_rounds=rounds, share=0.7, max_steps=3)
         assert max(done.errors) < 1e-4, (rounds, done.errors)

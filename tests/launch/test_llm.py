@@ -136,7 +136,7 @@ def test_algorithms_with_a_critic_are_refused():
 def test_selections_need_steps_within_a_generation():
     steps = ("trainer.gradient_accumulation_steps=4", "trainer.steps_per_generation=2")
     job("algorithm={use: kl_cov}", *steps, "trainer.num_iterations=2")
-    with pytest.raises(RecipeError, match="algorithm: with a surrogate that selects"):
+    with pytest.raises(RecipeError, match="algorithm: with a choice among the tokens of a step"):
         job("algorithm={use: kl_cov}", *steps)
 
 
@@ -265,7 +265,7 @@ def test_other_world_size_is_refused(tmp_path, cache):
     """`accelerate launch --cpu --num_processes 2` runs one process and says nothing."""
     two = job(*SMALL, "launch.processes=2", "trainer.per_device_train_batch_size=8")
     (tmp_path / "run").mkdir()
-    with pytest.raises(RecipeError, match=r"'launch.processes' is 2, but 1 runs: .*torchrun"):
+    with pytest.raises(RecipeError, match=r"'launch.processes' is 2, but 1 runs: .*--procs 2"):
         two.train(Run(tmp_path / "run", two.tree))
     assert not cache.exists()
 
