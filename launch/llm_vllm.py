@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from polopt.ext.vllm.auth import KEY
 from polopt.ext.vllm.server import Server, has_gpu
 from polopt.launch.llm import LlmJob
+from polopt.launch.recipe import RecipeError
 from polopt.launch.run import Run
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def generation(
         main: Whether this is the main rank, which alone talks to the server.
 
     Raises:
+        RecipeError: If other ranks would not wait for the server's start.
         StartError: If the server does not come up.
     """
     if job.engine is None:
@@ -47,9 +49,20 @@ def generation(
     if config.vllm_mode == "colocate":
         return installed(engine=job.engine.arguments(gpu=has_gpu()))
     server, key = None, os.environ.get(KEY, "")
-    if not any(job.tree["trainer"].get(name) for name in _ADDRESS) and main:
+    own = not any(job.tree["trainer"].get(name) for name in _ADDRESS)
+    if own and job.processes > 1 and job.engine.start_seconds >= config.ddp_timeout:
+        raise RecipeError(
+            f"'vllm.start_seconds' {job.engine.start_seconds} must be below 'trainer.ddp_timeout' "
+            f"{config.ddp_timeout}: the other ranks wait while the server starts"
+        )
+    if own and main:
         run.progress(0, 1, "starting the vLLM server")
-        server = stack.enter_context(Server(model, job.engine, run.path / LOG))
+        with run.at_once():
+            server = stack.enter_context(Server(model, job.engine, run.path / LOG))
         config.vllm_server_base_url, key = server.url, server.key
-    client = {"key": key, "trainer_host": job.engine.trainer_host}
+    client = {
+        "key": key,
+        "trainer_host": job.engine.trainer_host,
+        "answer_seconds": 0.9 * config.ddp_timeout,  # the other ranks wait for no longer
+    }
     return installed(client=client, server=server)

@@ -12,13 +12,14 @@ Every file of ours carries a format version. Nothing is pickled (TRL's checkpoin
 which are read with `weights_only`), and no folder is ever overwritten.
 """
 
+import contextlib
 import fcntl
 import os
 import resource
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from polopt.launch.doctor.report import brief
 from polopt.launch.environment import describe, versions
 from polopt.launch.files import decode, encode, read_json, write_json, write_text
 from polopt.launch.recipe import FORMAT, RecipeError, dump
-from polopt.launch.signals import Signals
+from polopt.launch.signals import Signals, Terminated
 from polopt.launch.tensorboard import EventWriter
 
 if TYPE_CHECKING:
@@ -205,6 +206,21 @@ class Run:
             if stop == _SIGNAL and self._signals.received is None:
                 self._signals.received = signal.SIGTERM
         return stop > 0
+
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Let SIGTERM and Ctrl-C end at once what is done within: there is nothing to save yet.
+
+        Raises:
+            Terminated: Also if one has arrived before.
+        """
+        patient, self._signals.patient = self._signals.patient, False
+        try:
+            if self._signals.received is not None:
+                raise Terminated(self._signals.received)
+            yield
+        finally:
+            self._signals.patient = patient
 
     def save(self, step: int, tensors: Mapping[str, "Tensor"], state: Mapping[str, Any]) -> Path:
         """Write the checkpoint of a step, see `polopt.launch.checkpoint.write`.

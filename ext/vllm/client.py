@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from requests.adapters import HTTPAdapter
 from safetensors.torch import save_file
 from torch import Tensor
 from trl.generation.vllm_client import VLLMClient
+from urllib3.connection import HTTPConnection
 from urllib3.util.retry import Retry
 
 from polopt.ext.vllm.errors import ServerError
@@ -21,6 +23,25 @@ from polopt.ext.vllm.plugin import BACKENDS
 from polopt.ext.vllm.wire import broadcast, chunks, describe, join, open_store, pack
 
 __all__ = ["WeightClient"]
+
+_SILENCE = 30
+"""Seconds without a sign of the server's host after which a request has failed."""
+
+
+class _Adapter(HTTPAdapter):
+    """Notices within `_SILENCE` seconds that the server's host is gone, however long it works."""
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        tcp = socket.IPPROTO_TCP
+        options = [
+            *HTTPConnection.default_socket_options,
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+            (tcp, socket.TCP_KEEPIDLE, _SILENCE // 3),
+            (tcp, socket.TCP_KEEPINTVL, _SILENCE // 6),
+            (tcp, socket.TCP_KEEPCNT, 4),
+            (tcp, socket.TCP_USER_TIMEOUT, 1000 * _SILENCE),
+        ]
+        super().init_poolmanager(*args, socket_options=options, **kwargs)
 
 
 class WeightClient(VLLMClient):
@@ -68,7 +89,7 @@ class WeightClient(VLLMClient):
         if self._key:
             self.session.headers["Authorization"] = f"Bearer {self._key}"
         # TRL repeats for a minute, and whatever the server refuses, too.
-        adapter = HTTPAdapter(max_retries=Retry(connect=2, read=0, status=0, backoff_factor=0.2))
+        adapter = _Adapter(max_retries=Retry(connect=2, read=0, status=0, backoff_factor=0.2))
         self.session.mount("http://", adapter)
         super().check_server(*args, **kwargs)
 
@@ -112,9 +133,16 @@ class WeightClient(VLLMClient):
             self._call("init_weight_transfer_engine", init_info={})
             return
         if self._store is None:
-            self._store = open_store(
-                self.trainer_host, self.group_port, master=True, seconds=self.seconds
-            )
+            try:
+                self._store = open_store(
+                    self.trainer_host, self.group_port, master=True, seconds=self.seconds
+                )
+            except OSError as error:
+                raise ServerError(
+                    f"the trainer cannot listen on port {self.group_port} of {self.trainer_host} "
+                    f"({error.strerror}): set trainer.vllm_group_port to a free one and "
+                    "vllm.trainer_host to an address of this host that the server reaches"
+                ) from error
         self._meetings += 1
         size = self.get_world_size() + 1
         self.communicator = self._beside(

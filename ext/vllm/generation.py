@@ -72,7 +72,14 @@ class Generation(VLLMGeneration):
             ):
                 partial = functools.partial(made, **settings)
                 stack.enter_context(mock.patch.object(vllm_generation, name, partial))
-            super()._init_vllm()
+            failure = None
+            try:
+                super()._init_vllm()
+            except ServerError as error:  # on the main rank, while the others wait at the end
+                failure = error
+                self.accelerator.wait_for_everyone()
+        if self.mode == "server" and (failure := self._agree(failure)):
+            raise failure
 
     def _check_server(self) -> None:
         """Refuse a server that is not one for this trainer, on all ranks."""

@@ -178,6 +178,9 @@ class Server:
         }
         if not gpu:
             environment.setdefault("TORCHDYNAMO_DISABLE", "1")  # seconds of compiling, for nothing
+        if (interface := _interface(self.settings.host)) is not None:
+            # vLLM's workers listen, too: by default where the host's name points to.
+            environment.setdefault("GLOO_SOCKET_IFNAME", interface)
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             environment.pop(name, None)  # the trainer's
         guard = [sys.executable, "-m", "polopt.ext.vllm.server", *self.command(gpu=gpu)]
@@ -256,6 +259,16 @@ def _is_every_interface(host: str) -> bool:
     except ValueError:
         return host in ("", "*")
     return (getattr(address, "ipv4_mapped", None) or address).is_unspecified
+
+
+def _interface(host: str) -> str | None:
+    """Return the network interface of this host that has an address, or None."""
+    import psutil
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if host in {entry.address.partition("%")[0] for entry in addresses}:
+            return name
+    return None
 
 
 def has_gpu() -> bool:

@@ -1,5 +1,6 @@
 """What travels between a trainer and vLLM's workers: chunks of tensors, and their checksums."""
 
+import socket
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 
@@ -92,9 +93,25 @@ def nbytes(dtype: str, shape: Sequence[int]) -> int:
 
 
 def open_store(host: str, port: int, *, master: bool, seconds: float) -> dist.Store:
-    """Open the store in which a trainer (the master) and vLLM's workers find each other."""
+    """Open the store in which a trainer (the master) and vLLM's workers find each other.
+
+    The master listens on `host` alone; a port of 0 is any free one.
+
+    Raises:
+        OSError: If the master cannot listen there.
+    """
+    wait, listening = timedelta(seconds=seconds), None
+    if master:  # torch would listen on every interface
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        server = socket.create_server((host, port), family=family, backlog=64)
+        port, listening = server.getsockname()[1], server.detach()
     return dist.TCPStore(
-        host, port, is_master=master, timeout=timedelta(seconds=seconds), wait_for_workers=False
+        host,
+        port,
+        is_master=master,
+        timeout=wait,
+        wait_for_workers=False,
+        master_listen_fd=listening,
     )
 
 

@@ -2,6 +2,7 @@ import json
 import math
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from polopt.launch import files
 from polopt.launch.recipe import load
 from polopt.launch.record import read_metrics, read_run
 from polopt.launch.run import Run, new_folder
+from polopt.launch.signals import Signals, Terminated
 
 # --- folders ---
 
@@ -227,3 +229,24 @@ def test_progress_has_an_estimate(run, capsys, monkeypatch):
         " 20 % · 1:20 left · return 2",
         "100 % · return 3",
     ]
+
+
+# --- signals ---
+
+
+def test_what_has_nothing_to_save_ends_at_once(tmp_path, tree):
+    with Signals() as signals:
+        run = Run(new_folder(tmp_path, "fake"), tree, signals=signals)
+        signals.patient = True
+        with pytest.raises(Terminated), run.at_once():
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.patient
+
+
+def test_a_signal_from_before_ends_it_before_it_begins(tmp_path, tree):
+    with Signals() as signals:
+        run = Run(new_folder(tmp_path, "fake"), tree, signals=signals)
+        signals.patient = True
+        os.kill(os.getpid(), signal.SIGTERM)  # noted
+        with pytest.raises(Terminated), run.at_once():
+            pytest.fail("it was begun")
