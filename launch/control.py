@@ -19,7 +19,7 @@ from polopt.launch.control_sections import (
     read_sections,
     task_and_algorithm,
 )
-from polopt.launch.recipe import RecipeError, complete
+from polopt.launch.recipe import RecipeError, check_arguments, resolve
 from polopt.losses import Algorithm, gae
 
 if TYPE_CHECKING:
@@ -153,8 +153,6 @@ def prepare(tree: dict[str, Any], *, name: str) -> ControlJob:
     Raises:
         RecipeError: If the recipe is wrong.
     """
-    from polopt.launch.control_run import collector_names  # a missing extra is told now
-
     sections = {
         "collector": Collection,
         "network": ActorCritic,
@@ -169,7 +167,7 @@ def prepare(tree: dict[str, Any], *, name: str) -> ControlJob:
     task, algorithm = task_and_algorithm(tree, sections, needed)
     _check_algorithm(algorithm)
     settings = read_sections(tree, sections, task)
-    complete({"use": tree["collector"]["use"]}, collector_names(), "collector")
+    _check_collector(tree["collector"]["use"])
     job = ControlJob(name=name, tree=tree, task=task, algorithm=algorithm, **settings)
     frames, size = job.collector.frames_per_batch, job.update.minibatch_size
     if frames % size:
@@ -183,6 +181,19 @@ def prepare(tree: dict[str, Any], *, name: str) -> ControlJob:
         with contextlib.closing(task.make(1, seed=0)) as env:
             make_flow_actor(env)  # tells what is missing or does not fit
     return job
+
+
+def _check_collector(use: str) -> None:
+    from polopt.launch.control_run import COLLECTOR_ARGUMENTS, collector_names
+
+    collector = resolve(use, collector_names(), "collector")
+    try:
+        check_arguments(collector, dict.fromkeys(COLLECTOR_ARGUMENTS), "collector")
+    except RecipeError as error:
+        raise RecipeError(
+            f"'collector.use' {use} is no collector, it must take {', '.join(COLLECTOR_ARGUMENTS)} "
+            "as TorchRL's does"
+        ) from error
 
 
 def _check_algorithm(algorithm: Any) -> None:  # noqa: ANN401

@@ -32,7 +32,10 @@ from polopt.losses.controllers import load_states, observe_all, states_of
 from polopt.losses.modules import PolicyLoss
 from polopt.losses.schedules import value_at
 
-__all__ = ["collector_names", "train"]
+__all__ = ["COLLECTOR_ARGUMENTS", "collector_names", "train"]
+
+COLLECTOR_ARGUMENTS = ("create_env_fn", "policy", "frames_per_batch", "total_frames")
+"""What a collector is given, by name."""
 
 _DROPPED = "environments_dropped"
 
@@ -148,7 +151,7 @@ class _OnPolicy:
             self.load(*before)
             raise Diverged(str(error)) from error
         observe_all(self.algorithm, numbers, batch.numel())
-        return frames, {**numbers, "learning_rate": lr, **self.watch.take()}
+        return frames, {**numbers, "learning_rate": lr, **self.watch.take(), **self.env.times()}
 
     def act(self, observation: Tensor) -> Tensor:
         """See `Learner`."""
@@ -194,17 +197,11 @@ class _OnPolicy:
             warnings.filterwarnings(
                 "ignore", "The env passed to Collector is missing transforms", FutureWarning
             )
-            collector = build(
-                {
-                    "use": self.job.collector.use,
-                    "create_env_fn": self.env,
-                    "policy": self.actor,
-                    "frames_per_batch": self.job.collector.frames_per_batch,
-                    "total_frames": frames,
-                },
-                collector_names(),
-                "collector",
-            )
+            per_batch = self.job.collector.frames_per_batch
+            given = (self.env, self.actor, per_batch, frames)
+            section = dict(zip(COLLECTOR_ARGUMENTS, given, strict=True))
+            section["use"] = self.job.collector.use
+            collector = build(section, collector_names(), "collector")
         torch.set_rng_state(generator)
         return iter(collector)
 

@@ -40,12 +40,14 @@ __all__ = [
     "RecipeError",
     "build",
     "call",
+    "check_arguments",
     "check_keys",
     "complete",
     "dump",
     "load",
     "nearest",
     "override",
+    "resolve",
     "shipped",
 ]
 
@@ -243,7 +245,7 @@ def build(tree: object, namespace: Mapping[str, Callable[..., Any]], path: str =
     }
     if "use" not in tree:
         return children
-    return call(_resolve(tree["use"], namespace, path), children, path)
+    return call(resolve(tree["use"], namespace, path), children, path)
 
 
 def call(target: Callable[..., Any], arguments: Mapping[str, Any], path: str = "") -> Any:  # noqa: ANN401
@@ -258,14 +260,8 @@ def call(target: Callable[..., Any], arguments: Mapping[str, Any], path: str = "
         RecipeError: If an argument is unknown, missing or of the wrong type, or if the call
             raises ValueError, TypeError or ImportError.
     """
-    check_keys(arguments, arguments, path)
-    parameters, types = _signature(target)
-    settable = {n for n, p in parameters.items() if p.kind in _BY_NAME}
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        check_keys(arguments, settable, path)
-    for name in settable - set(arguments):
-        if parameters[name].default is inspect.Parameter.empty:
-            raise RecipeError(f"'{path}.{name}' is missing, {_name(target)} needs it")
+    check_arguments(target, arguments, path)
+    types = _signature(target)[1]
     checked = {
         name: _check(value, types.get(name, Any), f"{path}.{name}")
         for name, value in arguments.items()
@@ -280,6 +276,68 @@ def call(target: Callable[..., Any], arguments: Mapping[str, Any], path: str = "
         raise RecipeError(f"{path}: {str(error) or type(error).__name__}") from error
     except SystemExit as error:  # a script's main
         raise RecipeError(f"{path}: {_name(target)} called sys.exit({error.code!r})") from error
+
+
+def resolve(
+    name: object, namespace: Mapping[str, Callable[..., Any]], path: str = ""
+) -> Callable[..., Any]:
+    """Return what `use: name` stands for.
+
+    Args:
+        name: A short name, or `module:name`, which is imported.
+        namespace: What short names stand for.
+        path: Where the call stands in the recipe, for messages.
+
+    Raises:
+        RecipeError: If there is no such function or class.
+    """
+    where = f"{path}.use".lstrip(".")
+    if not isinstance(name, str) or not name:
+        raise RecipeError(f"'{where}' must be a name, got {name!r}")
+    if ":" not in name:
+        if name not in namespace:
+            raise RecipeError(f"'{where}': unknown name {name!r}, {nearest(name, namespace)}")
+        return namespace[name]
+    module, _, attribute = name.partition(":")
+    if module.startswith("."):
+        raise RecipeError(f"'{where}': {name!r} is relative, write the whole name of the module")
+    if os.getcwd() not in sys.path:  # like `python -m`, but installed packages come first
+        sys.path.append(os.getcwd())
+    try:
+        target: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            target = getattr(target, part)
+    except (Exception, SystemExit) as error:  # whatever that module does when it is imported
+        why = explain(error) if isinstance(error, ImportError) else error
+        if not isinstance(error, ImportError | AttributeError | ValueError | SyntaxError):
+            why = f"{type(error).__name__}: {error}"
+        raise RecipeError(f"'{where}': cannot import {name!r}: {why}") from error
+    if not callable(target):
+        raise RecipeError(f"'{where}': {name!r} is not a function or class, got {target!r}")
+    return target
+
+
+def check_arguments(
+    target: Callable[..., Any], arguments: Mapping[str, Any], path: str = ""
+) -> None:
+    """Check arguments against the signature of `target`, without calling it.
+
+    Args:
+        target: A function or class.
+        arguments: Keyword arguments.
+        path: Where they stand in the recipe, for messages.
+
+    Raises:
+        RecipeError: If one is unknown or missing.
+    """
+    check_keys(arguments, arguments, path)
+    parameters = _signature(target)[0]
+    settable = {n for n, p in parameters.items() if p.kind in _BY_NAME}
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        check_keys(arguments, settable, path)
+    for name in settable - set(arguments):
+        if parameters[name].default is inspect.Parameter.empty:
+            raise RecipeError(f"'{path}.{name}' is missing, {_name(target)} needs it")
 
 
 def complete(tree: object, namespace: Mapping[str, Callable[..., Any]], path: str = "") -> Any:  # noqa: ANN401
@@ -297,7 +355,7 @@ def complete(tree: object, namespace: Mapping[str, Callable[..., Any]], path: st
         return tree
     result = {k: complete(v, namespace, f"{path}.{k}".lstrip(".")) for k, v in tree.items()}
     if "use" in tree:
-        for name, parameter in _signature(_resolve(tree["use"], namespace, path))[0].items():
+        for name, parameter in _signature(resolve(tree["use"], namespace, path))[0].items():
             if parameter.kind in _BY_NAME and _writable(parameter.default):
                 result.setdefault(name, yaml12.plain(parameter.default))
     return result
@@ -368,32 +426,3 @@ def _writable(value: object) -> bool:
 
 def _name(target: Callable[..., Any]) -> str:
     return getattr(target, "__name__", repr(target))
-
-
-def _resolve(
-    name: object, namespace: Mapping[str, Callable[..., Any]], path: str
-) -> Callable[..., Any]:
-    where = f"{path}.use".lstrip(".")
-    if not isinstance(name, str) or not name:
-        raise RecipeError(f"'{where}' must be a name, got {name!r}")
-    if ":" not in name:
-        if name not in namespace:
-            raise RecipeError(f"'{where}': unknown name {name!r}, {nearest(name, namespace)}")
-        return namespace[name]
-    module, _, attribute = name.partition(":")
-    if module.startswith("."):
-        raise RecipeError(f"'{where}': {name!r} is relative, write the whole name of the module")
-    if os.getcwd() not in sys.path:  # like `python -m`, but installed packages come first
-        sys.path.append(os.getcwd())
-    try:
-        target: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            target = getattr(target, part)
-    except (Exception, SystemExit) as error:  # whatever that module does when it is imported
-        why = explain(error) if isinstance(error, ImportError) else error
-        if not isinstance(error, ImportError | AttributeError | ValueError | SyntaxError):
-            why = f"{type(error).__name__}: {error}"
-        raise RecipeError(f"'{where}': cannot import {name!r}: {why}") from error
-    if not callable(target):
-        raise RecipeError(f"'{where}': {name!r} is not a function or class, got {target!r}")
-    return target

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polopt.launch.job import algorithm_names, loss_names, prepare
-from polopt.launch.recipe import RecipeError, build, call, load, nearest, override
+from polopt.launch.recipe import RecipeError, build, call, load, nearest, override, resolve
 from polopt.launch.result import Result
 from polopt.launch.signals import Signals
 from polopt.launch.train import find_recipe, flatten, is_file, recipe_names
@@ -29,7 +29,7 @@ def list_all(args: argparse.Namespace, signals: Signals) -> Result:
 
 
 def show(args: argparse.Namespace, signals: Signals) -> Result:
-    """Show one recipe or one algorithm.
+    """Show one recipe or one algorithm, which may be a `package.module:name`.
 
     Raises:
         RecipeError: If there is no such name, or a setting does not fit.
@@ -40,8 +40,8 @@ def show(args: argparse.Namespace, signals: Signals) -> Result:
     if name in recipe_names() or is_file(Path(name)):
         return _recipe(name, overrides)
     algorithms = algorithm_names()
-    if name in algorithms:
-        return _algorithm(name, algorithms[name], overrides)
+    if name in algorithms or ":" in name:
+        return _algorithm(name, resolve(name, algorithms), overrides)
     known = [*recipe_names(), *algorithms]
     raise RecipeError(
         f"there is no recipe or algorithm {name!r}, {nearest(Path(name).stem, known)}"
@@ -70,7 +70,10 @@ def _algorithm(name: str, preset: Callable[..., Any], overrides: list[str]) -> R
     arguments: dict[str, Any] = {}
     for item in overrides:
         override(arguments, item)
-    parameters = inspect.signature(preset).parameters.values()
+    try:
+        parameters = inspect.signature(preset).parameters.values()
+    except ValueError as error:  # some written in C
+        raise RecipeError(f"{name} does not tell what arguments it takes") from error
     empty = inspect.Parameter.empty
     missing = [p.name for p in parameters if p.default is empty and p.name not in arguments]
     settings = {p.name: "required" if p.default is empty else _value(p.default) for p in parameters}

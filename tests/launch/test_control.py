@@ -53,6 +53,10 @@ def job(*overrides):
         ("algorithm={use: a2c}", "set update.epochs=1 update.minibatch_size=64, or use ppo"),
         ("collector.use=Colector", "'collector.use': unknown name 'Colector', did you mean 'Coll"),
         ("collector.use=json:nothing", "'collector.use': cannot import 'json:nothing'"),
+        (
+            "collector.use=os:getcwd",
+            "'collector.use' os:getcwd is no collector, it must take create",
+        ),
         ("update.target_kl=0", "target_kl must be positive, got 0"),
         (
             "algorithm={use: kl_ppo, coef: {use: AdaptiveKl}}",
@@ -137,7 +141,7 @@ def test_both_collectors_learn_the_same(tmp_path):
 def test_metrics_and_curve_are_written(tmp_path):
     summary = run(tmp_path / "run", job())
     assert set(summary["phase_seconds"]) == {
-        "collect", "advantage", "loss", "backward", "optimizer"
+        "collect", "environment", "advantage", "loss", "backward", "optimizer"
     }  # fmt: skip
     lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
     training = [m for m in lines if "loss_objective" in m]
@@ -146,9 +150,10 @@ def test_metrics_and_curve_are_written(tmp_path):
         "loss_objective", "loss_critic", "clip_fraction", "value_clip_fraction", "kl_approx",
         "ratio_mean", "entropy", "explained_variance", "grad_norm", "learning_rate",
         "steps_per_second", "episodes", "time_collect", "time_advantage", "time_loss",
-        "time_backward", "time_optimizer",
+        "time_backward", "time_optimizer", "time_environment", "memory_host",
     }  # fmt: skip
     assert expected <= training[-1].keys()
+    assert all(0.0 < m["time_environment"] < m["time_collect"] for m in training)
     assert [m["step"] for m in lines if "greedy_return" in m] == [0, 128, 256]
     picture = (tmp_path / "run" / "learning_curve.svg").read_text()
     assert "CartPole-v1, seed 0" in picture
