@@ -81,9 +81,9 @@ class Priorities:
             slots: int64 [B].
 
         Raises:
-            ValueError: If a slot is outside the capacity.
+            ValueError: If slots have another shape, or one is outside the capacity.
         """
-        slots = slots.to(self.tree.device, torch.int64)
+        slots = self._slots(slots)
         self._refuse(slots)
         if self._count < self.tree.capacity:
             self._count += int((self._stamps[slots.unique()] == 0).sum())
@@ -149,7 +149,7 @@ class Priorities:
             ValueError: If an error is NaN or infinite (nothing is changed), a shape differs, or
                 a slot is outside the capacity.
         """
-        slots, errors = slots.to(self.tree.device, torch.int64), td_error.detach()
+        slots, errors = self._slots(slots), td_error.detach()
         errors = errors.to(self.tree.device, torch.float64)
         if errors.shape != slots.shape or (stamps is not None and stamps.shape != slots.shape):
             raise ValueError(
@@ -208,6 +208,14 @@ class Priorities:
         self._writes, self._step = int(state["writes"]), float(state["step"])
         self._count = int((self._stamps > 0).sum())
         self.generator.set_state(state["generator"].cpu())
+
+    def _slots(self, slots: Tensor) -> Tensor:
+        if slots.ndim != 1:
+            raise ValueError(
+                f"slots must have one dimension, got the shape {tuple(slots.shape)}: flatten them, "
+                "and what goes with them"
+            )
+        return slots.to(self.tree.device, torch.int64)
 
     def _refuse(self, slots: Tensor, errors: Tensor | None = None) -> None:
         if not slots.numel():

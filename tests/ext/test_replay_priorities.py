@@ -179,6 +179,10 @@ def test_shapes_must_fit(compiled: bool) -> None:
     priorities = filled(torch.ones(4), compiled=compiled)
     with pytest.raises(ValueError, match=r"must have the shape of slots \(2,\), got \(2, 1\)"):
         priorities.update(torch.tensor([0, 1]), torch.ones(2, 1))
+    two = torch.zeros(2, 1, dtype=torch.int64)
+    for call in (lambda: priorities.update(two, torch.ones(2, 1)), lambda: priorities.add(two)):
+        with pytest.raises(ValueError, match=r"slots must have one dimension, .* \(2, 1\): flat"):
+            call()
 
 
 @pytest.mark.parametrize("n", [0, 5])
