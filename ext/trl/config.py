@@ -163,7 +163,14 @@ def check_data(args: GRPOConfig, dataset: Any) -> None:  # noqa: ANN401
         )
 
 
-def check_sampling(args: GRPOConfig, algorithm: Algorithm, dataset: Any, processes: int) -> None:  # noqa: ANN401
+def check_sampling(
+    args: GRPOConfig,
+    algorithm: Algorithm,
+    dataset: Any,  # noqa: ANN401
+    processes: int,
+    *,
+    environment: bool = False,
+) -> None:
     """Refuse ways of sampling that the batches or the data do not allow.
 
     Args:
@@ -171,6 +178,7 @@ def check_sampling(args: GRPOConfig, algorithm: Algorithm, dataset: Any, process
         algorithm: The algorithm.
         dataset: Training data, or None where an environment owns it.
         processes: Number of ranks.
+        environment: Whether an environment may own the data.
 
     Raises:
         ValueError: If refilling or the greedy baseline need what is not there, or the slope of
@@ -189,7 +197,8 @@ def check_sampling(args: GRPOConfig, algorithm: Algorithm, dataset: Any, process
             "vLLM for yet: leave use_vllm out, or use another baseline (rloo, grpo)"
         )
     refill = algorithm.sampling.refill is not None
-    if refill and not hasattr(dataset, "__len__"):
+    owned = environment and dataset is None
+    if refill and not owned and not hasattr(dataset, "__len__"):
         raise ValueError(
             "sampling.refill draws further prompts, which needs a dataset with a length: load "
             "it without streaming, or set refill to none"
@@ -205,24 +214,20 @@ def check_sampling(args: GRPOConfig, algorithm: Algorithm, dataset: Any, process
 
 
 def check_rollouts(algorithm: Algorithm, given: Mapping[str, Any]) -> None:
-    """Refuse ways of generating that cannot be asked for further answers.
+    """Refuse a way of generating that cannot be asked for greedy answers.
 
     Args:
         algorithm: The algorithm.
         given: Keyword arguments for `GRPOTrainer`.
 
     Raises:
-        ValueError: If the algorithm draws further answers, and another function generates.
+        ValueError: If the algorithm needs them, and a function of its own generates.
     """
-    for name in ("rollout_func", "environment_factory"):
-        if given.get(name) is None:
-            continue
-        if algorithm.sampling.refill is not None:
-            raise ValueError(f"sampling.refill does not work with {name} yet: set it to none")
-        if "greedy_reward" in algorithm.advantage.needs:
-            raise ValueError(
-                f"the greedy baseline does not work with {name} yet: use another one (rloo, grpo)"
-            )
+    if given.get("rollout_func") is not None and "greedy_reward" in algorithm.advantage.needs:
+        raise ValueError(
+            "the greedy baseline needs greedy answers, which PolicyTrainer cannot ask rollout_func "
+            "for: use another baseline (rloo, grpo)"
+        )
 
 
 def check_tokenizer(tokenizer: Any, dataset: Any) -> None:  # noqa: ANN401

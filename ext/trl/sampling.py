@@ -94,6 +94,14 @@ class Rollout:
                         column[to] = fresh[of] if fresh else [None] * size
 
 
+class _Generated(Exception):
+    """Carries answers out of TRL's method that prepares them, and would go on with them."""
+
+    def __init__(self, prompts: list[Any], output: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.prompts, self.output = prompts, output
+
+
 class RefillingTrainer(ScoringTrainer):
     """`trl.GRPOTrainer` with the rules of `Sampling`, and greedy answers; see `PolicyTrainer`."""
 
@@ -102,6 +110,7 @@ class RefillingTrainer(ScoringTrainer):
     refilled: Counter[str]
     ended: str | None = None
     _stream: PromptStream | None
+    _aside: bool = False  # whether answers are asked for beside the batch
     _rows: list[dict[str, Any]]
     _rewards: Tensor | None
     _kept: Tensor | None
@@ -146,11 +155,14 @@ class RefillingTrainer(ScoringTrainer):
         its generation and its reward only. All ranks decide from the rewards of all of them,
         and so do the same number of rounds with the same sizes.
         """
+        if self._aside:
+            raise _Generated(prompts, super()._generate(prompts))
         if self._stream is None or not self.model.training:
             self.generated += len(prompts) if self.model.training else 0
             return super()._generate(prompts)
         size, ranks = self.num_generations, self.accelerator.num_processes
-        batch, output = self._rollout(self._rows, prompts)
+        output = super()._generate(prompts)
+        batch = self._scored(self._rows, prompts, output)
         groups = len(prompts) // size
         useful = self._useful(batch).view(ranks, groups)
         seen = found = rounds = 0
@@ -165,7 +177,7 @@ class RefillingTrainer(ScoringTrainer):
             wanted = self.algorithm.sampling.oversample * missing
             count = min(groups, math.ceil(wanted * seen / found)) if found else groups
             rows = self._draw(count)
-            extra, _ = self._rollout(rows, [row["prompt"] for row in rows])
+            extra = self._scored(rows, *self._answers_to(rows))
             fresh = self._useful(extra).view(ranks, count)
             bad = [(~flags).nonzero().flatten().tolist() for flags in useful]
             good = [flags.nonzero().flatten().tolist() for flags in fresh]
@@ -179,19 +191,42 @@ class RefillingTrainer(ScoringTrainer):
         prompts[:] = batch.columns["prompts"]
         self._rewards = batch.rewards
         self._kept = useful.flatten().repeat_interleave(size)
-        return tuple(batch.columns.get(i, value) for i, value in enumerate(output))
+        rest = list(output)
+        rest[_EXTRA] = {}  # the rows have them
+        return tuple(batch.columns.get(i, value) for i, value in enumerate(rest))
 
-    def _rollout(self, rows: list[dict], prompts: list[Any]) -> tuple[Rollout, tuple[Any, ...]]:
+    def _answers_to(self, rows: list[dict[str, Any]]) -> tuple[list[Any], tuple[Any, ...]]:
+        """Return prompts and answers to rows beside the batch, as TRL prepares them for one.
+
+        TRL makes environments ready and asks them for prompts in the method that also pads and
+        scores log-probabilities, which a replaced group must not cost: it ends at the answers.
+        """
+        self._aside = True
+        try:
+            super()._generate_and_score_completions(rows)
+        except _Generated as found:
+            return found.prompts, found.output
+        finally:
+            self._aside = False
+        raise RuntimeError("TRL has scored completions without generating them")
+
+    def _scored(
+        self, rows: list[dict[str, Any]], prompts: list[Any], output: tuple[Any, ...]
+    ) -> Rollout:
+        """Return answers with their rewards; what a `rollout_func` tells of them is in the rows."""
         self.generated += len(prompts)
-        output = super()._generate(prompts)
-        if output[_IMAGES] or output[_EXTRA]:
-            raise ValueError("sampling.refill does not work with images or rollout functions yet")
+        if output[_IMAGES]:
+            raise ValueError("sampling.refill does not work with images yet")
+        told = output[_EXTRA]
+        rows = [
+            {**row, **{k: v[i] if isinstance(v, list) else v for k, v in told.items()}}
+            for i, row in enumerate(rows)
+        ]
         rewards = super()._calculate_rewards(rows, prompts, output[_COMPLETIONS], output[_IDS])
         lists = {i: v for i, v in enumerate(output) if isinstance(v, list) and len(v) == len(rows)}
         logged = {("logged", name): list(v) for name, v in self._pending_extra_logs.items()}
         self._pending_extra_logs.clear()
-        columns = {"rows": list(rows), "prompts": list(prompts), **lists, **logged}
-        return Rollout(columns, rewards), output
+        return Rollout({"rows": rows, "prompts": list(prompts), **lists, **logged}, rewards)
 
     def _draw(self, groups: int) -> list[dict[str, Any]]:
         """Return the rows of fresh groups of this rank; all ranks advance the same stream."""
@@ -266,8 +301,7 @@ class RefillingTrainer(ScoringTrainer):
         self.generation_config.update(do_sample=False, temperature=1.0, top_k=50, top_p=1.0)
         try:
             rows = rows[::size]
-            prompts = [row["prompt"] for row in rows]
-            output = super()._generate(prompts)
+            prompts, output = self._answers_to(rows)
             rewards = super()._calculate_rewards(rows, prompts, output[_COMPLETIONS], output[_IDS])
         finally:
             self.generation_config = sampled

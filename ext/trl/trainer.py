@@ -90,7 +90,10 @@ class PolicyTrainer(AdvantageTrainer):
         args = GRPOConfig("polopt-output") if args is None else args
         check_config(args)
         check_data(args, kwargs.get("train_dataset"))
-        check_sampling(args, algorithm, kwargs.get("train_dataset"), args.world_size)
+        own = kwargs.get("environment_factory") is not None
+        check_sampling(
+            args, algorithm, kwargs.get("train_dataset"), args.world_size, environment=own
+        )
         named = isinstance(model, str) or getattr(model.config, "_name_or_path", "")
         if algorithm.objective.uses_reference and not named:
             raise ValueError(

@@ -78,10 +78,40 @@ def test_generate_returns_lists_in_this_order():
     assert names[_IMAGES] == "images"
 
 
+def test_answers_can_be_had_alone():
+    """Our `_generate` leaves TRL's method when it has them: nothing may be logged before."""
+    source = inspect.getsource(inspect.unwrap(GRPOTrainer._generate_and_score_completions))
+    assert source.count("self._generate(prompts)") == 1
+    before = source[: source.index("self._generate(prompts)")]
+    assert "self.environments = []" in before
+    assert "self._metrics" not in before
+    assert "self._step" not in before
+
+
+def test_the_old_policy_is_scored_before_the_reference():
+    """Entropies are taken from the first pass where there is an old policy."""
+    source = inspect.getsource(inspect.unwrap(GRPOTrainer._generate_and_score_completions))
+    call = "_per_token_logps, _, _ = self._get_per_token_logps_and_entropies("
+    assert source.index(f"old{call}") < source.index(f"ref{call}")
+
+
+def test_the_reference_is_scored_only_with_a_weight():
+    from trl.trainer.utils import use_adapter
+
+    source = inspect.getsource(inspect.unwrap(GRPOTrainer._generate_and_score_completions))
+    scored = source.index("self.ref_model,\n")
+    assert source[:scored].rstrip().endswith("self._get_per_token_logps_and_entropies(")
+    assert "if self.beta != 0.0:" in source[:scored]
+    assert list(inspect.signature(use_adapter).parameters) == ["model", "adapter_name"]
+
+
 @pytest.mark.parametrize(
     "name",
     [
         "_buffered_inputs",
+        "beta",
+        "ref_model",
+        "temperature",
         "_step",
         "_metrics",
         "_pending_extra_logs",

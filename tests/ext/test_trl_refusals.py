@@ -131,7 +131,7 @@ def test_mixture_of_experts(tmp_path):
         setup.build(PolicyTrainer, tmp_path, algorithm=setup.algorithm("dapo"), model=model)
 
 
-def test_refill_needs_groups_within_a_process_and_a_length(tmp_path):
+def test_refill_needs_groups_within_a_process_and_a_length():
     from datasets import Dataset
 
     from polopt.ext.trl.config import check_sampling
@@ -144,8 +144,9 @@ def test_refill_needs_groups_within_a_process_and_a_length(tmp_path):
     check_sampling(args, losses.grpo(), data, 2)
     with pytest.raises(ValueError, match="a dataset with a length"):
         check_sampling(args, losses.dapo(), data.to_iterable_dataset(), 1)
-    with pytest.raises(ValueError, match="refill does not work with rollout_func"):
-        setup.build(PolicyTrainer, tmp_path, algorithm=losses.dapo(), rollout_func=len)
+    with pytest.raises(ValueError, match="a dataset with a length"):
+        check_sampling(args, losses.dapo(), None, 1)
+    check_sampling(args, losses.dapo(), None, 1, environment=True)
 
 
 def test_the_greedy_baseline_needs_whole_groups_and_generation_of_ours(tmp_path):
@@ -161,7 +162,7 @@ def test_the_greedy_baseline_needs_whole_groups_and_generation_of_ours(tmp_path)
     args.use_vllm = True
     with pytest.raises(ValueError, match="does not ask vLLM for yet: leave use_vllm out"):
         check_sampling(args, losses.remax(), data, 1)
-    with pytest.raises(ValueError, match="greedy baseline does not work with rollout_func"):
+    with pytest.raises(ValueError, match="cannot ask rollout_func for: use another"):
         setup.build(PolicyTrainer, tmp_path, algorithm=losses.remax(), rollout_func=len)
 
 

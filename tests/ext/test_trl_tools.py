@@ -116,3 +116,144 @@ def test_groups_are_replaced_after_their_tools(tmp_path):
         numbers = [int(t.split("<tool_response>\n")[1].split("\n")[0]) for t in texts]
         assert all(n % 4 == 2 for n in numbers)  # twice an odd number
         assert output["advantages"].abs().max() > 0.5
+
+
+class Doubling:
+    """An environment with the tool, which appends its number to the prompt and pays for answers."""
+
+    def __init__(self):
+        self.number, self.resets, self.asked = None, 0, []
+
+    def reset(self, number, **_):
+        self.number, self.asked = number, []
+        self.resets += 1
+        return f" {number}"
+
+    def double(self, number: int) -> int:
+        """Doubles a number.
+
+        Args:
+            number: The number.
+
+        Returns:
+            Twice as much.
+        """
+        self.asked.append(number)
+        return 2 * number
+
+
+def answers(completions, environments, number, prompts, **_):
+    """Reward right answers; each environment is the one in which its answer was given."""
+    for e, n, p in zip(environments, number, prompts, strict=True):
+        assert (e.number, e.asked) == (n, [n])
+        assert p[-1]["content"] == f"double {n}"
+    return [float(c[-1]["content"] == str(2 * e.number))
+            for c, e in zip(completions, environments, strict=True)]  # fmt: skip
+
+
+def in_environment(folder, rule, **settings):
+    model, tokenizer = speaker()
+    rows = [{"prompt": [{"role": "user", "content": "double"}], "number": n} for n in range(10, 26)]
+    trainer = setup.build(
+        Scripted, folder, algorithm=rule, reward=answers, rows=rows, model=model,
+        tokenizer=tokenizer, environment_factory=Doubling,
+        config={"per_device_train_batch_size": 16, "max_completion_length": 300, "max_steps": 2},
+        **settings,
+    )  # fmt: skip
+    trainer.train()
+    return trainer
+
+
+def test_groups_are_replaced_within_environments(tmp_path):
+    trainer = in_environment(tmp_path, losses.dapo())
+    assert trainer.refilled["all_correct"] > 0
+    assert trainer.refilled["rounds"] > 0
+    assert trainer.turns == trainer.generated
+    for output, rewards in trainer.batches:
+        assert ((rewards.amax(1) - rewards.amin(1)) > 0).all()
+        numbers = [int(trainer._tokenizer.decode(ids).split("double ")[1].split("<")[0])
+                   for ids in output["prompt_ids"]]  # fmt: skip
+        assert all(n % 2 for n in numbers)
+        for ids, tool, kept in zip(
+            output["completion_ids"], output["tool_mask"].bool(),
+            output["completion_mask"].bool(), strict=True,
+        ):  # fmt: skip
+            assert "tool_response" in trainer._tokenizer.decode(ids[~tool & kept])
+    # Environments are made once for the largest batch, and made ready for each answer.
+    pool = trainer._environment_pool[None]
+    assert len(pool) == 16
+    assert sum(e.resets for e in pool) == trainer.generated
+
+
+def test_greedy_answers_within_environments(tmp_path):
+    trainer = in_environment(tmp_path, losses.remax())
+    assert trainer.turns == trainer.generated == 2 * (16 + 4)
+    assert all("reward_greedy" in h for h in trainer.state.log_history if "loss" in h)
+
+
+def test_groups_of_an_environment_that_owns_its_data_are_replaced(tmp_path):
+    class Owner(Doubling):
+        drawn = 0
+
+        def reset(self, **_):
+            number = 10 + Owner.drawn // 4
+            Owner.drawn += 1
+            return super().reset(number)[1:].join(("double ", ""))
+
+    def reward(completions, environments, **_):
+        return [float(c[-1]["content"] == str(2 * e.number))
+                for c, e in zip(completions, environments, strict=True)]  # fmt: skip
+
+    model, tokenizer = speaker()
+    trainer = setup.build(
+        Scripted, tmp_path, algorithm=losses.dapo(), reward=reward, rows=None, model=model,
+        tokenizer=tokenizer, environment_factory=Owner, data=None,
+        config={"per_device_train_batch_size": 16, "max_completion_length": 300, "max_steps": 2},
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.refilled["all_correct"] > 0
+    assert all(((r.amax(1) - r.amin(1)) > 0).all() for _, r in trainer.batches)
+
+
+def test_groups_of_a_rollout_function_are_replaced(tmp_path):
+    """With what it tells of each answer beside it, and tokens of others left out of the loss."""
+    asked = []
+
+    def rollout(prompts, trainer):
+        asked.append(len(prompts))
+        out = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": [], "told": []}
+        for i, prompt in enumerate(prompts):
+            words = torch.randint(3, 16, (3 + i % 3,)).tolist()
+            out["prompt_ids"].append(trainer._tokenizer(prompt)["input_ids"])
+            out["completion_ids"].append([*words, 1])
+            out["logprobs"].append([-2.0] * (len(words) + 1))
+            out["env_mask"].append([0] + [1] * len(words))
+            out["told"].append(f"{prompt}: {words}")
+        return {**out, "version": 3}
+
+    def reward(completions, completion_ids, prompts, told, version, easy, **_):
+        assert set(version) == {3}
+        for text, prompt, ids in zip(told, prompts, completion_ids, strict=True):
+            assert text == f"{prompt}: {ids[:-1]}"
+        firsts = [ids[0] % 2 for ids in completion_ids]
+        return [1.0 if e else float(odd) for e, odd in zip(easy, firsts, strict=True)]
+
+    class Seen(PolicyTrainer):
+        def _generate_and_score_completions(self, inputs):
+            output = super()._generate_and_score_completions(inputs)
+            for row, ids in zip(self._rows, output["completion_ids"], strict=True):
+                kept = [x for x in ids.tolist() if x][:-1]
+                assert row["told"] == f"{row['prompt']}: {kept}"
+            rewards = self._rewards[:, 0].view(-1, 4)
+            assert ((rewards.amax(1) - rewards.amin(1)) > 0).all()
+            assert not output["loss_mask"][:, 0].any()
+            return output
+
+    rows = [{"prompt": f"w{i % 13} w{i * 5 % 13}", "easy": i % 2 == 0} for i in range(40)]
+    trainer = setup.build(
+        Seen, tmp_path, algorithm=losses.dapo(), reward=reward, rows=rows, rollout_func=rollout,
+        config={"per_device_train_batch_size": 16, "max_steps": 3},
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.refilled["rounds"] > 0
+    assert sum(asked) == trainer.generated

@@ -83,7 +83,7 @@ def build(kind, folder, *, reward=variety, rows=None, **settings):
         settings.pop("model", model),
         [reward] if callable(reward) else reward,
         GRPOConfig(**config),
-        train_dataset=Dataset.from_list(rows),
+        train_dataset=settings.pop("data", Dataset.from_list(rows)),
         processing_class=settings.pop("tokenizer", tokenizer),
         **settings,
     )
