@@ -174,7 +174,7 @@ class BatchedEnv(VectorEnv):
         self.set_seed(int(torch.randint(2**31, ())) if seed is None else seed)
         # Held apart: a module looks long at each attribute that is set on it.
         steps = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
-        self._copies = SimpleNamespace(state=self._draw(), steps=steps)
+        self._copies = SimpleNamespace(state=self._draw(), steps=steps, checked=False)
 
     def restart(self, mask: Tensor | None = None) -> Tensor:
         """See `VectorEnv`."""
@@ -187,8 +187,16 @@ class BatchedEnv(VectorEnv):
         return self.physics.observe(copies.state)
 
     def advance(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """See `VectorEnv`."""
+        """See `VectorEnv`.
+
+        Raises:
+            ValueError: If the first discrete actions do not fit. Later ones are not looked at: it
+                would hold up a GPU at each step.
+        """
         copies, physics = self._copies, self.physics
+        if not copies.checked:
+            self._check(action)
+            copies.checked = True
         copies.state, reward, terminated = physics.step(copies.state, action)
         copies.steps = copies.steps + 1
         truncated = copies.steps >= self.max_steps
@@ -220,6 +228,17 @@ class BatchedEnv(VectorEnv):
 
     def _observe(self) -> Tensor:
         return self.physics.observe(self._copies.state)
+
+    def _check(self, action: Tensor) -> None:
+        count, shape = self.physics.actions, self.batch_size
+        if not isinstance(count, int):  # those that are continuous are clipped, as by gymnasium
+            return
+        if action.shape != shape or not ((action >= 0) & (action < count)).all():
+            raise ValueError(
+                f"actions must be whole numbers from 0 to {count - 1} of shape {list(shape)}, got "
+                f"{action.aminmax().min:g} to {action.aminmax().max:g} of shape "
+                f"{list(action.shape)}"
+            )
 
     def _draw(self) -> Tensor:
         shape = (self.batch_size[0], self.physics.state_size)

@@ -200,3 +200,13 @@ def test_bad_input_is_named():
     snapshot = cartpole().make(4).snapshot()
     with pytest.raises(ValueError, match=r"state of the snapshot must have shape \[3, 4\]"):
         env.restore(snapshot)
+
+
+@pytest.mark.parametrize("action", [[0, 2], [-1, 0], [[1, 0], [0, 1]]])
+def test_actions_that_do_not_fit_are_refused_at_the_first_step(action):
+    env = cartpole().make(2, seed=0)
+    with pytest.raises(
+        ValueError, match=r"actions must be whole numbers from 0 to 1 of shape \[2\]"
+    ):
+        env.advance(torch.tensor(action))
+    env.advance(torch.tensor([0, 1]))
