@@ -1,6 +1,7 @@
 """Watches an environment for observations and rewards that are not finite."""
 
 import math
+import time
 from collections.abc import Mapping
 from types import SimpleNamespace
 
@@ -56,7 +57,11 @@ class FiniteEnv(VectorEnv):
             place: What begins here, for the message of an error.
         """
         # Held apart: a module looks long at each attribute that is set on it.
-        self._seen = SimpleNamespace(place=place, steps=0, broken=self._none_broken)
+        self._seen = SimpleNamespace(place=place, steps=0, seconds=0.0, broken=self._none_broken)
+
+    def times(self) -> dict[str, float]:
+        """Return the seconds in the environment since the last `begin`, as `time_environment`."""
+        return {"time_environment": self._seen.seconds}
 
     @property
     def broken(self) -> Tensor:
@@ -69,7 +74,9 @@ class FiniteEnv(VectorEnv):
         Raises:
             FloatingPointError: If an episode begins with such a number, also with `drop`.
         """
+        began = time.perf_counter()
         observation = self.env.restart(mask)
+        self._seen.seconds += time.perf_counter() - began
         if not math.isfinite(float(observation.sum())):
             self._refuse("first observation of an episode", observation)
         return observation
@@ -81,7 +88,9 @@ class FiniteEnv(VectorEnv):
             FloatingPointError: If a number is not finite, and `drop` is off.
             EnvError: If a reward or a flag has another shape than [N].
         """
+        began = time.perf_counter()
         observation, reward, terminated, truncated = self._advance(action)
+        self._seen.seconds += time.perf_counter() - began
         if not reward.shape == terminated.shape == truncated.shape == self._shape:
             shapes = [list(entry.shape) for entry in (reward, terminated, truncated)]
             raise EnvError(

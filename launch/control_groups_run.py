@@ -134,7 +134,7 @@ class _Grouped:
         }
         measured = {**dict.fromkeys((*MEASURED, "kl_approx", "ratio_mean"), math.nan), **numbers}
         observe_all(self.algorithm, measured, len(sampled.batch))
-        return frames, {**numbers, "learning_rate": lr, **self.watch.take()}
+        return frames, {**numbers, "learning_rate": lr, **self.watch.take(), **self.env.times()}
 
     def act(self, observation: Tensor) -> Tensor:
         """See `Learner`."""

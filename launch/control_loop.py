@@ -13,7 +13,6 @@ from torch import Tensor
 
 from polopt.envs.control import ControlTask
 from polopt.envs.finite import EnvError, FiniteEnv
-from polopt.ext.metrics import PHASES
 from polopt.ext.torchrl.evaluate import play
 from polopt.launch.control_sections import (
     Checkpoints,
@@ -21,7 +20,7 @@ from polopt.launch.control_sections import (
 )
 from polopt.launch.curve import write_curves
 from polopt.launch.recipe import RecipeError
-from polopt.launch.record import read_metrics
+from polopt.launch.record import phase_seconds, read_metrics
 from polopt.launch.run import Run
 
 __all__ = ["Diverged", "Learner", "check_update", "train"]
@@ -186,8 +185,6 @@ class _Loop:
         title = f"{self.task.name}, seed {self.seed}"
         picture = self.run.path / "learning_curve.svg"
         write_curves(picture, curves, title=title, x="frames", y="return")
-        logged = {p: [m[f"time_{p}"] for m in lines if f"time_{p}" in m] for p in PHASES}
-        phases = {phase: sum(seconds) for phase, seconds in logged.items() if seconds}
         # Without a bar nothing is solved or not.
         solved = {} if self.evaluation.stop_at is None else {"solved": self.solved}
         return {
@@ -198,7 +195,7 @@ class _Loop:
             "train_cpu_seconds": round(self.train_cpu, 3),
             "frames_per_cpu_second": round(self.frames / max(self.train_cpu, 1e-9), 1),
             "frames_per_second": round(self.frames / max(self.run.seconds, 1e-9), 1),
-            "phase_seconds": {name: round(seconds, 3) for name, seconds in phases.items()},
+            "phase_seconds": phase_seconds(lines),
         }
 
     def _iterate(self) -> None:
@@ -210,7 +207,8 @@ class _Loop:
             raise
         metrics["steps_per_second"] = (frames - self.frames) / (time.perf_counter() - wall)
         self.frames = frames
-        self.run.log(frames, {k: v for k, v in metrics.items() if not math.isnan(v)})
+        known = {k: v for k, v in metrics.items() if not math.isnan(v)}
+        self.run.log(frames, {**known, **self.run.usage()})
         self.run.progress(frames, self.total_frames, f"greedy return {self.greedy:.1f}")
         self.train_cpu += time.process_time() - cpu
 

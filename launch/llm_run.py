@@ -31,7 +31,7 @@ from polopt.launch.llm_data import (
 from polopt.launch.llm_vllm import generation
 from polopt.launch.llm_watch import KINDS, Watch
 from polopt.launch.recipe import RecipeError
-from polopt.launch.record import read_metrics
+from polopt.launch.record import phase_seconds, read_metrics
 from polopt.launch.run import Run, cpu_seconds
 
 __all__ = ["train"]
@@ -160,6 +160,7 @@ def _train(job: LlmJob, run: Run, stack: contextlib.ExitStack) -> dict[str, Any]
         "train_cpu_seconds": round(cpu, 1),
         "warmup_wall_seconds": round(warmup[0], 1),
         "warmup_cpu_seconds": round(warmup[1], 1),
+        "phase_seconds": phase_seconds(read_metrics(run.path / "metrics.jsonl")),
         "groups": dict(trainer.refilled),
         **({"ended": trainer.ended} if trainer.ended else {}),
         **({"data": rows} if rows else {}),

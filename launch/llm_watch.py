@@ -76,7 +76,7 @@ class Watch(TrainerCallback):
         if not logs or "train_runtime" in logs:
             return
         numbers = {k: v for k, v in logs.items() if isinstance(v, int | float)}
-        self._run.log(state.global_step, numbers)
+        self._run.log(state.global_step, {**numbers, **self._run.usage()})
         if "reward" in numbers:
             self._text = f"reward {numbers['reward']:.3f}"
             if self._trainer.accelerator.is_main_process:

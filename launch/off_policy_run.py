@@ -119,7 +119,7 @@ class _OffPolicy:
             "updates": self.update.updates,
             **self._schedules(frames),
         }
-        return frames, {**numbers, **watch.take()}
+        return frames, {**numbers, **watch.take(), **self.env.times()}
 
     def act(self, observation: Tensor) -> Tensor:
         """See `Learner`."""

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from polopt.ext.metrics import PHASES
 from polopt.launch.files import check_format, decode, read_json
 from polopt.launch.recipe import load
 
-__all__ = ["Record", "read_metrics", "read_run"]
+__all__ = ["Record", "phase_seconds", "read_metrics", "read_run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,3 +87,13 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             del line["format"]
             result.append(line)
     return result
+
+
+def phase_seconds(lines: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the seconds of each phase that a run logged, by name.
+
+    Args:
+        lines: As `read_metrics` returns them.
+    """
+    logged = {p: [line[f"time_{p}"] for line in lines if f"time_{p}" in line] for p in PHASES}
+    return {phase: round(sum(seconds), 3) for phase, seconds in logged.items() if seconds}

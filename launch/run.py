@@ -30,6 +30,7 @@ from polopt.launch.files import decode, encode, read_json, write_json, write_tex
 from polopt.launch.recipe import FORMAT, RecipeError, dump
 from polopt.launch.signals import Signals, Terminated
 from polopt.launch.tensorboard import EventWriter
+from polopt.launch.usage import Usage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,6 +101,7 @@ class Run:
         self._signals = signals or Signals()
         self._resumed = tree is None
         self._line = _Line()
+        self._usage = Usage()
         self._start = time.monotonic(), 0.0
         if not main:
             return
@@ -173,6 +175,10 @@ class Run:
         clocks = {"time": round(self.seconds, 3), "cpu": round(self.cpu, 3)}
         self._metrics.write(encode({"format": 1, **head, **clocks, **values}) + "\n")
         self._metrics.flush()
+
+    def usage(self) -> dict[str, float]:
+        """Return metrics of memory and of the accelerator, see `polopt.launch.usage`."""
+        return self._usage.take() if self._main else {}
 
     def progress(self, done: float, total: float, text: str = "") -> None:
         """Show how far the run is on stderr, with an estimate of the rest.
@@ -269,6 +275,7 @@ class Run:
             The summary as written, with wall and CPU seconds.
         """
         self._line.end()
+        self._usage.close()
         result = {
             **summary,
             "run": str(self.path),

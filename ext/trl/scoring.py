@@ -8,12 +8,12 @@ from torch import Tensor
 
 from polopt.envs.contract import RewardError
 from polopt.envs.isolation import Isolated
-from polopt.ext.trl.checkpoints import CheckpointingTrainer
+from polopt.ext.trl.phases import PhaseTrainer
 
 __all__ = ["ScoringTrainer"]
 
 
-class ScoringTrainer(CheckpointingTrainer):
+class ScoringTrainer(PhaseTrainer):
     """`GRPOTrainer` that leaves out a sample for which an isolated reward failed.
 
     Otherwise its other rewards, a punishment for length for one, would count as its whole reward.

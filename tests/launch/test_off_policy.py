@@ -209,7 +209,9 @@ def test_random_actions_before_learning_are_pushed_by_noise_that_remembers(noise
 
 def test_metrics(tmp_path):
     summary = run(tmp_path / "run", job(CARTPOLE, PER))
-    assert set(summary["phase_seconds"]) == {"collect", "replay", "loss", "backward", "optimizer"}
+    assert set(summary["phase_seconds"]) == {
+        "collect", "environment", "replay", "loss", "backward", "optimizer",
+    }  # fmt: skip
     line = [m for m in read_metrics(tmp_path / "run" / "metrics.jsonl") if "loss_critic" in m][-1]
     expected = {
         "loss_critic", "td_error", "learning_rate", "replay_size", "updates", "epsilon",
