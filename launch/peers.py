@@ -5,7 +5,7 @@ import re
 from datetime import timedelta
 from pathlib import Path
 
-__all__ = ["PeersError", "lost", "make_group"]
+__all__ = ["PeersError", "kept", "lost", "make_group", "newest"]
 
 
 class PeersError(RuntimeError):
@@ -15,19 +15,27 @@ class PeersError(RuntimeError):
         rank: That noticed.
         reason: From `lost`.
         run: The run folder.
-        checkpoint: The newest whole one, or None.
     """
 
-    def __init__(self, rank: int, reason: str, run: Path, checkpoint: Path | None) -> None:
-        kept = (
-            f"{checkpoint} is whole: start the run again as before, with --resume {run}"
-            if checkpoint
-            else f"there is no checkpoint in {run} yet: start anew"
-        )
+    def __init__(self, rank: int, reason: str, run: Path) -> None:
         super().__init__(
-            f"rank {rank} lost another one, which ended, whose host did, or to which the link is "
-            f"cut ({reason}); {kept}"
+            f"rank {rank} gets no answer from another, which ended, or to which the link is cut "
+            f"({reason}); {kept(run)}"
         )
+
+
+def newest(run: Path) -> Path | None:
+    """Return the newest checkpoint of a text task's run that was written to its end, or None."""
+    whole = [path.parent for path in run.glob("checkpoints/checkpoint-*/polopt.json")]
+    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def kept(run: Path) -> str:
+    """Return how to go on with a text task's run that failed."""
+    checkpoint = newest(run)
+    if checkpoint is None:
+        return f"there is no checkpoint in {run} yet: start anew"
+    return f"{checkpoint} is whole: start the command again with --resume {run}"
 
 
 def make_group(seconds: object) -> None:
