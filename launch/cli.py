@@ -11,6 +11,7 @@ from polopt import __version__
 from polopt.launch import bench as bench_cli
 from polopt.launch import evaluate as evaluate_cli
 from polopt.launch import serve as serve_cli
+from polopt.launch import start as start_cli
 from polopt.launch.doctor import command as doctor_cli
 from polopt.launch.plan import command as plan_cli
 from polopt.launch.report import command as report_cli
@@ -26,7 +27,8 @@ examples:
   polopt train cartpole-ppo
   polopt train cartpole-ppo algorithm.clip=0.1 seed=3
   polopt train my.yaml --dry-run
-  polopt train arithmetic-dapo launch.processes=2
+  polopt train arithmetic-dapo --procs 2
+  polopt train my.yaml --nodes 2 --procs 8 launch.strategy=fsdp2 --dry-run
   polopt train --resume runs/cartpole-ppo-20260131-120000
 
 exit status: 0 fine, 1 the run failed, 2 wrong input, 130 after Ctrl-C, 143 after SIGTERM
@@ -77,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         "line, and write nothing",
     )
     train.add_argument("--runs", metavar="DIR", default="runs", help="where run folders go")
+    start_cli.add_arguments(train)
     command("list", "list the recipes and the algorithms, one line each", "")
     show = command(
         "show",
@@ -115,9 +118,7 @@ def _parser() -> argparse.ArgumentParser:
             doctor_cli.EPILOG,
         )
     )
-    report_cli.add_arguments(
-        command("report", "write one HTML page about runs", report_cli.EPILOG)
-    )
+    report_cli.add_arguments(command("report", "write one HTML page about runs", report_cli.EPILOG))
     serve_cli.add_arguments(
         command("serve", "start the vLLM server of a recipe and keep it up", serve_cli.EPILOG)
     )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMMON",
+    "STRATEGIES",
     "Job",
     "algorithm_names",
     "attendance",
@@ -29,11 +30,15 @@ __all__ = [
     "prepare",
     "processes",
     "seed",
+    "strategy",
     "task_names",
 ]
 
 COMMON = ("name", "project", "seed", "launch", "doctor", "task", "algorithm")
 """Sections that every recipe may have; `prepare` has checked all but the last two."""
+
+STRATEGIES = ("ddp", "fsdp2", "zero2", "zero3")
+"""How a model is spread over processes: `launch.strategy`, and the files in `configs/`."""
 
 
 @runtime_checkable
@@ -41,7 +46,8 @@ class Job(Protocol):
     """A checked recipe, ready to run. Building one writes nothing.
 
     It may have a method `check_here()`, called before a run folder is made but not for a dry
-    run, that refuses what the machine lacks (a library, a folder).
+    run, that refuses what the machine lacks (a library, a folder). One that has an attribute
+    `strategy`, one of `STRATEGIES` or None, is started by accelerate.
 
     Attributes:
         name: Names the run folder.
@@ -91,6 +97,7 @@ def prepare(tree: dict[str, Any], *, name: str) -> Job:
             )
     seed(tree)
     processes(tree)
+    spread = strategy(tree)
     attendance(tree)
     with missing_extra(_title(tree, "task")):
         names = task_names() if _short(tree["task"]) else {}
@@ -113,6 +120,8 @@ def prepare(tree: dict[str, Any], *, name: str) -> Job:
             f"'task': prepare of {type(task).__name__} must return a polopt.launch.job.Job, "
             f"got {job!r}"
         )
+    if spread is not None and not hasattr(job, "strategy"):
+        raise RecipeError(f"'launch.strategy' is for language models: leave out {spread!r} here")
     return job
 
 
@@ -186,10 +195,31 @@ def processes(tree: Mapping[str, Any]) -> int:
         RecipeError: If the section has other keys, or the number is not positive.
     """
     section = tree.get("launch", {})
-    check_keys(section, ("processes",), "launch")
+    check_keys(section, ("processes", "strategy"), "launch")
     value = section.get("processes", 1)
     if type(value) is not int or value < 1:
         raise RecipeError(f"'launch.processes' must be a whole number from 1, got {value!r}")
+    return value
+
+
+def strategy(tree: Mapping[str, Any]) -> str | None:
+    """Return `launch.strategy`, or None if the recipe leaves it to whoever starts the ranks.
+
+    Raises:
+        RecipeError: If it is none of `STRATEGIES`, or there is one process only.
+    """
+    value = tree.get("launch", {}).get("strategy")
+    if value is None:
+        return None
+    if value not in STRATEGIES:
+        raise RecipeError(
+            f"'launch.strategy' must be one of {', '.join(STRATEGIES)}, got {value!r}"
+        )
+    if value != "ddp" and processes(tree) == 1:
+        raise RecipeError(
+            f"'launch.strategy' {value} shares a model between processes, and 'launch.processes' "
+            "is 1: set it to the number of GPUs"
+        )
     return value
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from polopt.envs.text import TextTask
 from polopt.ext.vllm.server import EngineSettings
-from polopt.launch.job import COMMON, loss_names, processes, seed, task_names
+from polopt.launch.job import COMMON, loss_names, processes, seed, strategy, task_names
+from polopt.launch.peers import make_group
 from polopt.launch.recipe import RecipeError, build, call, check_keys, complete
 from polopt.losses import Algorithm
 
@@ -83,6 +84,7 @@ class LlmJob:
     batch: "Batch"
     trim_padding: bool
     engine: EngineSettings | None = None
+    strategy: str | None = None
 
     def arithmetic(self) -> dict[str, Any]:
         """See `Job`."""
@@ -130,6 +132,12 @@ class LlmJob:
                 self.model.check(self.task)
             except ValueError as error:
                 raise RecipeError(f"model: {error}") from error
+        zero = str(self.strategy).startswith("zero")
+        if zero and importlib.util.find_spec("deepspeed") is None:
+            raise RecipeError(
+                f"'launch.strategy' {self.strategy} needs DeepSpeed, which is not installed: pip "
+                "install deepspeed, or take fsdp2"
+            )
         trainer = self.tree["trainer"]
         if trainer.get("use_vllm") and importlib.util.find_spec("vllm") is None:
             raise RecipeError("'trainer.use_vllm' needs vLLM: pip install 'polopt[vllm]'")
@@ -257,13 +265,14 @@ def prepare(tree: dict[str, Any], *, name: str) -> LlmJob:
         call(type(model.adapter()), typed, "model.lora")
     evaluation = call(Evaluation, tree.get("evaluation", {}), "evaluation")
     engine = _engine(tree)
-    trainer, batch = _trainer(tree["trainer"], world, seed(tree), algorithm, task)
+    spread = strategy(tree)
+    trainer, batch = _trainer(tree["trainer"], world, spread, seed(tree), algorithm, task)
     tree = {
         **tree,
         "model": complete(tree["model"], makers, "model"),
         "trainer": trainer,
         "evaluation": asdict(evaluation),
-        "launch": {"processes": world},
+        "launch": {"processes": world, **({"strategy": spread} if spread else {})},
         **({} if engine is None else {"vllm": asdict(engine)}),
     }
     return LlmJob(
@@ -277,6 +286,7 @@ def prepare(tree: dict[str, Any], *, name: str) -> LlmJob:
         batch=batch,
         trim_padding=trainer["trim_padding"],
         engine=engine,
+        strategy=spread,
     )
 
 
@@ -299,13 +309,24 @@ def _engine(tree: Mapping[str, Any]) -> EngineSettings | None:
 
 
 def _trainer(
-    given: Mapping[str, Any], world: int, seed: int, algorithm: Algorithm, task: TextTask
+    given: Mapping[str, Any],
+    world: int,
+    spread: str | None,
+    seed: int,
+    algorithm: Algorithm,
+    task: TextTask,
 ) -> tuple[dict[str, Any], Batch]:
     """Return the section with this job's defaults, and its batch sizes, after checking both."""
     import torch
     from trl.trainer.grpo_config import GRPOConfig
 
-    from polopt.ext.trl.config import check_algorithm, check_data, check_sampling, check_windows
+    from polopt.ext.trl.config import (
+        check_algorithm,
+        check_data,
+        check_sampling,
+        check_windows,
+        selects,
+    )
 
     for key, reason in _OWNED.items():
         if key in given:
@@ -315,6 +336,9 @@ def _trainer(
                 "trim_padding": True}  # fmt: skip
     if not torch.cuda.is_available():
         defaults |= {"bf16": False, "dataloader_pin_memory": False}
+    if spread == "fsdp2":
+        # Else each process keeps gradients of the whole model while it accumulates.
+        defaults["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     trainer = {**defaults, **given}
 
     if not isinstance(trainer["trim_padding"], bool):
@@ -368,7 +392,8 @@ def _trainer(
     try:
         check_algorithm(algorithm)
         check_sampling(config, algorithm, task.train, world)
-        check_windows(config, deepspeed=False, selects=algorithm.objective.selects)
+        zero = str(spread).startswith("zero")
+        check_windows(config, deepspeed=zero, selects=selects(algorithm))
     except ValueError as error:
         raise RecipeError(f"algorithm: {error}") from error
     try:
@@ -394,6 +419,8 @@ def _config(trainer: Mapping[str, Any], **owned: Any) -> "GRPOConfig":  # noqa: 
     }
     with warnings.catch_warnings():  # TRL still uses names that transformers renames
         warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+        if values["use_cpu"]:
+            make_group(values.get("ddp_timeout", known["ddp_timeout"].default))
         config = call(GRPOConfig, values, "trainer")
     _check_ranges(config)
     try:
@@ -414,7 +441,8 @@ def _check_ranges(config: "GRPOConfig") -> None:
         RecipeError: With the field, its value and what it may be.
     """
     least_zero = {"learning_rate", "weight_decay", "max_grad_norm", "warmup_steps"}
-    positive = {"temperature", "top_p", "num_train_epochs", "save_steps", "logging_steps"}
+    positive = {"temperature", "top_p", "num_train_epochs", "save_steps", "logging_steps",
+                "ddp_timeout"}  # fmt: skip
     for key in (*least_zero, *positive):
         value = getattr(config, key)
         if not isinstance(value, int | float):

@@ -30,9 +30,11 @@ from polopt.launch.llm_data import (
 )
 from polopt.launch.llm_vllm import generation
 from polopt.launch.llm_watch import KINDS, Watch
+from polopt.launch.peers import PeersError, kept, lost, newest
 from polopt.launch.recipe import RecipeError
 from polopt.launch.record import phase_seconds, read_metrics
 from polopt.launch.run import Run, cpu_seconds
+from polopt.launch.world import check_folder, meet
 
 __all__ = ["train"]
 
@@ -43,12 +45,17 @@ def train(job: LlmJob, run: Run) -> dict[str, Any]:
     Raises:
         RecipeError: If the number of processes is not the one asked for, TRL refuses the
             recipe, or a reward does not work.
+        PeersError: If another rank does not answer for `trainer.ddp_timeout` seconds, or ended.
     """
     try:
         with contextlib.ExitStack() as stack:
             return _train(job, run, stack)
     except RewardError as error:
         raise RecipeError(str(error)) from error
+    except (RuntimeError, OSError) as error:  # also of a checkpoint that all ranks were writing
+        if (reason := lost(error)) is None:
+            raise
+        raise PeersError(PartialState().process_index, reason, run.path) from error
     finally:
         close_rewards(job.task)
 
@@ -57,20 +64,14 @@ def _train(job: LlmJob, run: Run, stack: contextlib.ExitStack) -> dict[str, Any]
     logging.disable_progress_bar()
     # TRL still uses names that transformers renames.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    state = PartialState()
-    if state.num_processes != job.processes:
-        # `accelerate launch --cpu --num_processes 2` starts one process and exits 0.
-        raise RecipeError(
-            f"'launch.processes' is {job.processes}, but {state.num_processes} "
-            f"{'runs' if state.num_processes == 1 else 'run'}: start it with torchrun "
-            f"--nproc-per-node {job.processes} -m polopt train …"
-        )
+    state = meet(job)
+    check_folder(run.path, state)
     rows = check_rows(job.task)
     if rows is not None and state.is_main_process:
         record_rows(rows, run.path)
     began = time.monotonic(), cpu_seconds()
     try:
-        with state.main_process_first():
+        with state.local_main_process_first():  # the cache is that of a host
             source = job.model.make(job.task, run.progress)
     except ValueError as error:
         raise RecipeError(f"model: {error}") from error
@@ -116,25 +117,21 @@ def _train(job: LlmJob, run: Run, stack: contextlib.ExitStack) -> dict[str, Any]
     watch = Watch(job, run, trainer, tokenizer)
     trainer.add_callback(watch)
 
-    found = _newest(run.path / "checkpoints")
+    found = newest(run.path)
     run.continue_from(_step(found) if found else -1)
-    if found is None:
-        watch.evaluate(0)
-    close_rewards(job.task)  # the CPU seconds of workers count when they end
-    began = time.monotonic(), cpu_seconds()
     steps = _finished(found, config.max_steps)
     if steps is None:
         try:
             trainer.train(resume_from_checkpoint=str(found) if found else None)
-        except ServerError:  # on all ranks; nothing that was learnt is lost
+        except ServerError as error:  # on all ranks; nothing that was learnt is lost
             trainer._save_checkpoint(trainer.model, trial=None)
-            raise
+            raise ServerError(f"{error}; {kept(run.path)}", refused=error.refused) from error
         steps = trainer.state.global_step
     elif found is not None:  # there is nothing left to do, and Trainer would do a step
         trainer.restore(found)
         trainer._load_from_checkpoint(str(found))
     close_rewards(job.task)
-    spent = time.monotonic() - began[0], cpu_seconds() - began[1]
+    spent = time.monotonic() - watch.began[0], cpu_seconds() - watch.began[1]
     if not watch.interrupted and watch.evaluated != steps:
         watch.evaluate(steps)
     failures = _summed(gather_object([close_rewards(job.task)]))
@@ -188,12 +185,6 @@ def _finished(checkpoint: Path | None, max_steps: int) -> int | None:
 
 def _step(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
-
-
-def _newest(folder: Path) -> Path | None:
-    """Return the newest checkpoint that was written to its end."""
-    whole = [p.parent for p in folder.glob("checkpoint-*/polopt.json")]
-    return max(whole, key=_step, default=None)
 
 
 def _points(run: Run) -> list[dict[str, Any]]:

@@ -3,21 +3,25 @@
 import itertools
 import json
 import shutil
+import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from accelerate.utils import gather_object
 from safetensors import SafetensorError
 from transformers import TrainerCallback
+from trl.models import unwrap_model_for_generation
 
 from polopt.ext.trl.checkpoints import recover_folder, replace_folder
 from polopt.ext.trl.evaluate import judge, report
 from polopt.ext.trl.trainer import PolicyTrainer
 from polopt.launch.files import read_json, write_json
 from polopt.launch.llm import LlmJob
+from polopt.launch.llm_data import close_rewards
 from polopt.launch.record import read_metrics
-from polopt.launch.run import Run
+from polopt.launch.run import Run, cpu_seconds
 
 __all__ = ["KINDS", "Watch"]
 
@@ -43,6 +47,7 @@ class Watch(TrainerCallback):
     Attributes:
         rows: The held-out problems.
         evaluated: Step of the latest evaluation, −1 before the first.
+        began: Wall and CPU clock when training began, after the first evaluation.
         interrupted: Whether the run was asked to end early.
         best: Step, metric, value and folder of the best model, or None before an evaluation. The
             folder of the model that the run began with is None: it is not kept twice.
@@ -52,6 +57,7 @@ class Watch(TrainerCallback):
         self._job, self._run, self._trainer, self._tokenizer = job, run, trainer, tokenizer
         self.rows = list(job.task.evaluation)[: job.evaluation.problems]
         self.evaluated, self.interrupted = -1, False
+        self.began = time.monotonic(), cpu_seconds()
         self._text = ""
         if trainer.accelerator.is_main_process:
             recover_folder(run.path / "best")
@@ -89,6 +95,13 @@ class Watch(TrainerCallback):
         rows = itertools.islice(self._trainer.completions(), _SHOWN)
         _append(path, ({"step": step, **row} for row in rows))
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ANN401
+        """Evaluate the model that a new run begins with: here it is where it is trained."""
+        if self.evaluated < 0 and not state.global_step:
+            self.evaluate(0)
+        close_rewards(self._job.task)  # the CPU seconds of workers count when they end
+        self.began = time.monotonic(), cpu_seconds()
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ANN401
         """Show progress, evaluate when due, and end early when asked to."""
         self._run.progress(state.global_step, state.max_steps, self._line(state))
@@ -107,15 +120,19 @@ class Watch(TrainerCallback):
         accelerator = self._trainer.accelerator
         rank, world = accelerator.process_index, accelerator.num_processes
         mine, samples = self.rows[rank::world], self._job.evaluation.samples
-        problems, greedy, drawn = judge(
-            accelerator.unwrap_model(self._trainer.model),
-            self._tokenizer,
-            self._job.task,
-            mine,
-            samples=samples,
-            max_new_tokens=self._job.batch.max_length,
-            seed=1000 * step + rank,
-        )
+        # Where the model is sharded, ranks take part in each other's batches: all have as many.
+        filled = mine + self.rows[:1] * (-(-len(self.rows) // world) - len(mine))
+        with self._whole_model() as model:
+            problems, greedy, drawn = judge(
+                model,
+                self._tokenizer,
+                self._job.task,
+                filled,
+                samples=samples,
+                max_new_tokens=self._job.batch.max_length,
+                seed=1000 * step + rank,
+            )
+        problems = problems[: len(mine)]
         metrics = dict(_named(report(gather_object(problems)), samples))
         self.evaluated = step
         self._text = f"held-out accuracy {metrics[_BEST]:.3f}"
@@ -123,7 +140,7 @@ class Watch(TrainerCallback):
         if accelerator.is_main_process:
             kept = (("greedy", greedy, mine), ("sampled", drawn, _repeated(mine, samples)))
             for kind, answers, rows in kept:
-                parts = zip(rows, answers.completions, answers.correct, strict=True)
+                parts = zip(rows, answers.completions, answers.correct, strict=False)
                 shown = itertools.islice(parts, _SHOWN)
                 _append(
                     self._run.path / "samples.jsonl",
@@ -133,6 +150,13 @@ class Watch(TrainerCallback):
                     ),
                 )
         self._keep_best(step, metrics[_BEST])
+
+    def _whole_model(self) -> AbstractContextManager[Any]:
+        """Return the context of the model that answers, which ZeRO-3 has to gather."""
+        trainer = self._trainer
+        if trainer.is_deepspeed_enabled:
+            return unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator)
+        return nullcontext(trainer.accelerator.unwrap_model(trainer.model))
 
     def _keep_best(self, step: int, value: float) -> None:
         """Write the model into `best/` if none was better; on all ranks, which save together."""

@@ -1,15 +1,17 @@
-"""Starts the ranks of a run with torchrun, whose own traceback would hide what a rank said.
+"""Starts the ranks of a run, in place of launchers whose own traceback would hide what a rank said.
 
-Takes torchrun's arguments: `python -m polopt.launch.ranks --nproc-per-node 2 -m polopt train …`.
+Takes the words of torchrun or accelerate: `python -m polopt.launch.ranks torchrun --nproc-per-node
+2 -m polopt train …`.
 """
 
 import logging
 import signal
 import sys
 
-from torch.distributed import run
+from torch.distributed import DistError, run
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 __all__ = ["main"]
 
@@ -18,12 +20,19 @@ def main() -> int:
     """Start the ranks and wait.
 
     Returns:
-        The exit status: 2 if a rank refused the input, 1 if one failed otherwise.
+        The exit status: 2 if a rank refused the input or the hosts did not meet, 1 if one failed
+        otherwise.
     """
     # It tells how ranks ended; they have said why, unless a signal ended them.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     try:
-        run.main()
+        if sys.argv.pop(1) == "accelerate":
+            from accelerate.commands.launch import main as start
+
+            del sys.argv[1]  # "launch"
+            start()
+        else:
+            run.main()
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
         for rank, code in codes.items():
@@ -33,6 +42,13 @@ def main() -> int:
         return 2 if 2 in codes.values() else 1
     except SignalException as error:
         return 128 + error.sigval
+    except (DistError, RendezvousError, OSError) as error:
+        print(
+            f"polopt: the hosts did not meet: {str(error).partition(chr(10))[0]}; host 0 must be "
+            "started too, and the others reach it at --master within --wait seconds",
+            file=sys.stderr,
+        )
+        return 2
     return 0
 
 

@@ -3,7 +3,6 @@
 import argparse
 import errno
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -18,11 +17,13 @@ from polopt.launch.doctor.command import check_recipe
 from polopt.launch.doctor.live import Watch
 from polopt.launch.files import read_json, write_json
 from polopt.launch.job import Job, attendance, prepare, processes
+from polopt.launch.peers import PeersError, kept, newest
 from polopt.launch.recipe import RecipeError, dump, load, nearest, override, shipped
 from polopt.launch.record import read_run
 from polopt.launch.result import SPAWNED, Result, rank
 from polopt.launch.run import Run, cpu_seconds, new_folder
 from polopt.launch.signals import HANDLED, Signals, Terminated, ignored
+from polopt.launch.start import Hosts, hosts_of, launcher, lines
 
 __all__ = ["find_recipe", "flatten", "is_file", "recipe_names", "train"]
 
@@ -69,11 +70,12 @@ def train(args: argparse.Namespace, signals: Signals) -> Result:
         RecipeError: If anything about the input is wrong; nothing was written then.
     """
     name, overrides = _words(args)
+    hosts, more = hosts_of(args, overrides)
     resume = None if args.resume is None else Path(args.resume)
-    tree, kept = _read(name, overrides, resume)
+    tree, kept = _read(name, [*overrides, *more], resume)
     if not args.dry_run:
         _writable(resume or Path(args.runs))
-    _check_world(processes(tree))
+    _check_world(processes(tree), hosts)
     job = prepare(tree, name=Path(name or "run").stem)
     if kept is not None:
         _same(job.tree, kept, resume)
@@ -81,13 +83,15 @@ def train(args: argparse.Namespace, signals: Signals) -> Result:
         for line in check_recipe(job.tree):
             print(f"polopt: check: {line}", file=sys.stderr)
     if args.dry_run:
-        return _plan(args, job)
+        return _plan(args, job, hosts, more)
     if kept and resume and (result := _finished(job.tree, kept, resume)):
         return result
     if (check := getattr(job, "check_here", None)) is not None:
         check()
     if job.processes > 1 and "WORLD_SIZE" not in os.environ:
-        return _spawn(args, job, resume)
+        return _spawn(
+            [*launcher(job, hosts), "-m", *_command(args, more)], job, hosts, args, resume
+        )
     run = _open(job, resume, Path(args.runs), signals)
     try:
         return _execute(job, run, signals)
@@ -176,11 +180,21 @@ def _writable(folder: Path) -> None:
         raise RecipeError(f"cannot write runs to {folder}: no permission, use --runs DIR")
 
 
-def _check_world(asked: int) -> None:
+def _check_world(asked: int, hosts: Hosts) -> None:
     """Refuse a launcher that started another number of processes than the recipe asks for."""
     started = os.environ.get("WORLD_SIZE")
     if started is None:
+        # `accelerate launch --cpu --num_processes 2` starts one process, and sets this.
+        if asked > 1 and "ACCELERATE_MIXED_PRECISION" in os.environ:
+            raise RecipeError(
+                f"'launch.processes' is {asked}, but accelerate started 1: leave accelerate launch "
+                f"out, polopt train starts {asked} itself (--dry-run prints how)"
+            )
+        if hosts.count > asked:
+            raise RecipeError(f"--nodes {hosts.count} needs as many processes: add --procs P")
         return
+    if hosts.count > 1:
+        raise RecipeError("a launcher has started this process already: leave --nodes out")
     if started != str(asked):
         raise RecipeError(
             f"'launch.processes' is {asked}, but the launcher started {started}: "
@@ -190,35 +204,33 @@ def _check_world(asked: int) -> None:
         raise RecipeError("WORLD_SIZE is set, but RANK is not: the launcher must set both")
 
 
-def _plan(args: argparse.Namespace, job: Job) -> Result:
+def _plan(args: argparse.Namespace, job: Job, hosts: Hosts, more: list[str]) -> Result:
     arithmetic = job.arithmetic()
-    words = [w for w in _command(args) if w != "--dry-run"]
-    line = shlex.join(words)
-    if job.processes > 1:
-        line = shlex.join([*_torchrun(job.processes), "-m", *words])
-    text = f"# recipe\n{dump(job.tree)}\n# batches\n{dump(arithmetic)}\n# launch line\n{line}"
+    line = lines(job, hosts, _command(args, more))
+    title = "launch line" if line.count("\n") == 0 else "launch lines, one for each host"
+    text = f"# recipe\n{dump(job.tree)}\n# batches\n{dump(arithmetic)}\n# {title}\n{line}"
     content = {"recipe": job.tree, "arithmetic": arithmetic, "launch": line}
     content["checks"] = check_recipe(job.tree)
     return Result(content=content, text=text)
 
 
-def _command(args: argparse.Namespace) -> list[str]:
+def _command(args: argparse.Namespace, more: list[str]) -> list[str]:
     words = ["polopt", "train", *args.arguments]
+    words += [word for word in more if word not in words]
     words += ["--resume", args.resume] if args.resume else []
     words += ["--runs", args.runs] if args.runs != "runs" else []
     return words + (["--json"] if args.json else [])
 
 
-def _torchrun(count: int) -> list[str]:
-    return ["python", *f"-m torch.distributed.run --standalone --nproc-per-node {count}".split()]
-
-
-def _spawn(args: argparse.Namespace, job: Job, resume: Path | None) -> Result:
-    """Start this command once per rank, pass signals on, and wait."""
-    path = resume or _make(Path(args.runs), job.name)
-    options = _torchrun(job.processes)[3:]
-    command = [sys.executable, "-m", "polopt.launch.ranks", *options, "-m", *_command(args)]
-    environment = {**os.environ, _FOLDER: str(path), SPAWNED: "1"}
+def _spawn(
+    words: list[str], job: Job, hosts: Hosts, args: argparse.Namespace, resume: Path | None
+) -> Result:
+    """Start this command once per rank of this host, pass signals on, and wait."""
+    path = resume
+    if resume is None and not hosts.rank:  # host 0, which tells the others
+        path = _make(Path(args.runs), job.name)
+    command = [sys.executable, "-m", "polopt.launch.ranks", *words]
+    environment = {**os.environ, SPAWNED: "1", **({} if path is None else {_FOLDER: str(path)})}
     received: list[int] = []
     child: subprocess.Popen[bytes] | None = None
 
@@ -237,6 +249,12 @@ def _spawn(args: argparse.Namespace, job: Job, resume: Path | None) -> Result:
     finally:
         for signum, handler in previous.items():
             signal.signal(signum, handler)
+    ended = 128 + received[0] if received else 2 if code == 2 else min(abs(code), 1)
+    if hosts.rank:  # the summary is of all hosts, and host 0 writes it
+        status = "stopped" if received else "failed" if code else "completed"
+        summary = {"status": status, "run": f"the ranks of host {hosts.rank}"}
+        return Result(content=summary, text=_text(summary), code=ended)
+    assert path is not None
     try:
         summary = read_json(path / "summary.json")
         del summary["format"]
@@ -244,10 +262,11 @@ def _spawn(args: argparse.Namespace, job: Job, resume: Path | None) -> Result:
         write_json(path / "summary.json", summary)
     except (ValueError, OSError):  # it failed before it could write one
         summary = {"status": "failed", "run": str(path)}
+        if newest(path) is not None:
+            print(f"polopt: {kept(path)}", file=sys.stderr)
     if code and not received and summary["status"] == "completed":
         summary["status"] = "failed"
-    code = 128 + received[0] if received else 2 if code == 2 else min(abs(code), 1)
-    return Result(content=summary, text=_text(summary), code=code)
+    return Result(content=summary, text=_text(summary), code=ended)
 
 
 def _make(root: Path, name: str) -> Path:
@@ -262,38 +281,47 @@ def _open(job: Job, resume: Path | None, root: Path, signals: Signals) -> Run:
     given = os.environ.get(_FOLDER)
     if resume is not None:
         path = resume
-    elif given:
-        path = Path(given)
-        if main:
-            path.mkdir(parents=True, exist_ok=True)
-            if any(path.iterdir()):
-                raise RecipeError(f"{_FOLDER} names {path}, which is not empty; name a new folder")
-    elif job.processes == 1:
+    elif job.processes == 1 and not given:
         path = _make(root, job.name)
     else:
-        path = _shared(root, job.name, main)
+        path = _shared(root, job.name, given, main)
     try:
         return Run(path, None if resume else job.tree, main=main, signals=signals)
     except (ValueError, OSError) as error:
         raise RecipeError(f"cannot write to the run folder {path}: {error}") from error
 
 
-def _shared(root: Path, name: str, main: bool) -> Path:
+def _shared(root: Path, name: str, given: str | None, main: bool) -> Path:
     """Make the folder on the main rank, and tell the others through the launcher's store."""
+    path = Path(given) if given else None
+    if path is not None and main:
+        path.mkdir(parents=True, exist_ok=True)
+        if any(path.iterdir()):
+            raise RecipeError(f"{_FOLDER} names {path}, which is not empty; name a new folder")
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        if path is not None:
+            return path
         raise RecipeError(
             f"this launcher gives the ranks no common store: set {_FOLDER} to a new folder, "
             "the same on every rank"
         )
+    if path is not None and not main:
+        return path
     import torch.distributed as dist
 
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
-    )
-    key = f"polopt/run/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    if main:
-        store.set(key, str(_make(root, name)))
-    return Path(store.get(key).decode())
+    try:
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
+        )
+        key = f"polopt/run/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        if main:
+            path = path or _make(root, name)
+            store.set(key, str(path.absolute()))
+        return path or Path(store.get(key).decode())
+    except dist.DistError as error:
+        raise RecipeError(
+            "the main rank ended before it told the run folder; see what it said"
+        ) from error
 
 
 def _execute(job: Job, run: Run, signals: Signals) -> Result:
@@ -316,7 +344,7 @@ def _execute(job: Job, run: Run, signals: Signals) -> Result:
         print(f"polopt: {error}", file=sys.stderr)
         summary |= {"status": "failed", "error": str(error)}
         code = 2
-    except (FloatingPointError, OSError, ServerError, StartError) as error:
+    except (FloatingPointError, OSError, PeersError, ServerError, StartError) as error:
         # A diagnosis, not a fault of the program.
         print(f"polopt: {_about_disk(error, run.path) or error}", file=sys.stderr)
         summary |= {"status": "failed", "error": f"{error}"}

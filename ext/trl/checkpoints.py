@@ -10,8 +10,8 @@ import transformers
 import trl
 from safetensors import SafetensorError
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
-from trl import GRPOTrainer
 
+from polopt.ext.trl.sharding import ShardingTrainer
 from polopt.losses import Algorithm
 
 __all__ = ["STATE", "CheckpointingTrainer", "recover_folder", "replace_folder", "sync"]
@@ -23,7 +23,7 @@ STATE = "polopt.json"
 _STAGING = "_saving"
 
 
-class CheckpointingTrainer(GRPOTrainer):
+class CheckpointingTrainer(ShardingTrainer):
     """`trl.GRPOTrainer` whose checkpoints appear when they are complete; see `PolicyTrainer`.
 
     All ranks write into a folder beside the checkpoints; it is brought to the disk, renamed, and

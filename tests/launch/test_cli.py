@@ -162,7 +162,7 @@ def test_dry_run_says_all_and_writes_nothing(here, start):
     assert "ranks: 2" in out
     line = out.splitlines()[-1]
     assert line == (
-        "python -m torch.distributed.run --standalone --nproc-per-node 2 -m polopt train "
+        "torchrun --nproc-per-node 2 --standalone -m polopt train "
         "fake.yaml seed=4 launch.processes=2 task.level=hard --runs elsewhere"
     )
     assert set(here.rglob("*")) == before

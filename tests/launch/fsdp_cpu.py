@@ -1,0 +1,34 @@
+"""Lets accelerate shard on CPUs: it turns FSDP on for GPUs only, and this is for tests only.
+
+Recipes of tests name its function as their task, and so import it on every rank.
+"""
+
+import os
+from typing import Any
+
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType
+
+from polopt.envs.text import TextTask
+from polopt.envs.text import arithmetic as shipped
+
+_made = AcceleratorState.__init__
+
+
+def _init(self, *args: Any, fsdp_plugin: Any = None, **kwargs: Any) -> None:
+    _made(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
+    asked = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+    if asked and self.distributed_type == DistributedType.MULTI_CPU:
+        self.distributed_type = DistributedType.FSDP
+        if fsdp_plugin is not None:
+            self.fsdp_plugin = fsdp_plugin
+
+
+AcceleratorState.__init__ = _init
+
+
+def arithmetic(*, train_size: int = 64, evaluation_size: int = 9) -> TextTask:
+    """The shipped task with small numbers, on ranks that can shard."""
+    return shipped(
+        terms=[2, 2], digits=[1, 1], train_size=train_size, evaluation_size=evaluation_size
+    )
