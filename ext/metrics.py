@@ -22,6 +22,9 @@ PHASES = (
 )  # fmt: skip
 """Phases of one iteration, logged in seconds as `time_collect` and so on; loops have some.
 
+A line of a control run is about one iteration. A line of a language model is the mean of the
+optimizer steps since the line before.
+
 The `environment` is part of `collect`; all others lie side by side. What is not on the list, such
 as an evaluation, is booked nowhere.
 """

@@ -90,10 +90,18 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def phase_seconds(lines: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the seconds of each phase that a run logged, by name.
+    """Return the seconds of each phase over a run, by name.
 
     Args:
-        lines: As `read_metrics` returns them.
+        lines: As `read_metrics` returns them. Those with a `step_time`, of language models, are
+            means of their optimizer steps.
     """
-    logged = {p: [line[f"time_{p}"] for line in lines if f"time_{p}" in line] for p in PHASES}
-    return {phase: round(sum(seconds), 3) for phase, seconds in logged.items() if seconds}
+    total: dict[str, float] = {}
+    before = 0
+    for line in lines:
+        steps = line["step"] - before if "step_time" in line else 1
+        times = {p: line[f"time_{p}"] for p in PHASES if f"time_{p}" in line}
+        for phase, seconds in times.items():
+            total[phase] = total.get(phase, 0.0) + steps * seconds
+        before = line["step"] if times else before
+    return {phase: round(total[phase], 3) for phase in PHASES if phase in total}

@@ -19,7 +19,8 @@ __all__ = ["PhaseTrainer"]
 class PhaseTrainer(CheckpointingTrainer):
     """`GRPOTrainer` that logs `time_generate`, `time_reward` and so on.
 
-    Seconds of this rank since the last line of the log. `advantage` is all that makes a batch of
+    Seconds of this rank for one optimizer step, as `step_time` is: means over those since the
+    last line of the log. `advantage` is all that makes a batch of
     answers and rewards; `wait` is collectives, which last until the slowest rank is there, but for
     the one in which TRL gathers rewards. Evaluations are booked nowhere.
 
@@ -31,7 +32,8 @@ class PhaseTrainer(CheckpointingTrainer):
         self.phases = PhaseClock()
         super().__init__(*args, **kwargs)
         self.phases = PhaseClock(self.accelerator.device)
-        self.add_callback(_OptimizerEnds(self.phases))
+        self._steps = _Steps(self.phases)
+        self.add_callback(self._steps)
         if (sampler := getattr(self, "vllm_generation", None)) is not None:
             self._time(sampler, "sync_weights", "sync")
         if self.accelerator.num_processes > 1:
@@ -87,16 +89,19 @@ class PhaseTrainer(CheckpointingTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """See `transformers.Trainer`."""
-        if self.model.training:
-            logs.update(self.phases.take())
+        if self.model.training and self._steps.count:
+            logs.update({k: v / self._steps.count for k, v in self.phases.take().items()})
+            self._steps.count = 0
         super().log(logs, start_time)
 
 
-class _OptimizerEnds(TrainerCallback):
-    """Ends the phase of the optimizer."""
+class _Steps(TrainerCallback):
+    """Ends the phase of the optimizer, and counts its steps."""
 
     def __init__(self, phases: PhaseClock) -> None:
         self._phases = phases
+        self.count = 0
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ANN401
         self._phases.end()
+        self.count += 1

@@ -1,12 +1,16 @@
 """Where the time of a run goes, which phase binds, and what moves it."""
 
-from collections.abc import Mapping
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from polopt.launch.doctor.log import Log
+from polopt.launch.doctor.log import Log, Series
 from polopt.launch.doctor.names import parameter
+from polopt.launch.doctor.predicates import show
 
-__all__ = ["PHASES", "Bottleneck", "bottleneck", "phase_seconds", "spoken"]
+__all__ = ["PHASES", "Bottleneck", "bottleneck", "phase_seconds", "questions", "spoken"]
 
 PHASES: Mapping[str, str] = {
     "environment_time": "environment",
@@ -27,10 +31,16 @@ PHASES: Mapping[str, str] = {
 _UPDATE = "update_time"  # forward, backward and optimizer in one, as verl logs it
 
 
-def spoken(phase: str, kind: str) -> str:
-    """Return what a phase is called in a run of a kind (`control` or `llm`)."""
+def spoken(phase: str, kind: str, seconds: Mapping[str, float]) -> str:
+    """Return what a phase is called in a run of a kind (`control` or `llm`).
+
+    Args:
+        phase: One of `PHASES`.
+        kind: Of the run.
+        seconds: By phase: what collecting is depends on whether the environment stands apart.
+    """
     if phase == "collect_time" and kind == "control":
-        return "acting"
+        return "acting" if "environment_time" in seconds else "collecting"
     return PHASES[phase]
 
 
@@ -43,13 +53,23 @@ def phase_seconds(log: Log) -> dict[str, float]:
     for phase in PHASES:
         column = log.columns.get(phase)
         if column and column.points:
-            found[phase] = sum(mean * count for _, mean, _, _, count in column.points)
-    if _UPDATE in log.columns and "loss_time" not in found:
-        column = log.columns[_UPDATE]
-        found["loss_time"] = sum(mean * count for _, mean, _, _, count in column.points)
+            found[phase] = _total(column, log.kind)
+    if (column := log.columns.get(_UPDATE)) and column.points and "loss_time" not in found:
+        found["loss_time"] = _total(column, log.kind)
     if "environment_time" in found and "collect_time" in found:
         found["collect_time"] = max(found["collect_time"] - found["environment_time"], 0.0)
     return found
+
+
+def _total(column: Series, kind: str) -> float:
+    """Return seconds over a run: of one iteration a line, or of one step, with steps between."""
+    if kind == "control":
+        return sum(mean * count for _, mean, _, _, count in column.points)
+    steps = column.steps
+    between = [b - a for a, b in itertools.pairwise(steps)]
+    # What was before the first line is not known if the log begins in the middle.
+    first = min(steps[0], between[0]) if between else steps[0]
+    return sum(n * v for n, v in zip([max(first, 1.0), *between], column.values, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +111,7 @@ def bottleneck(log: Log, seconds: Mapping[str, float] | None = None) -> Bottlene
     if phase == "loss_time" and "backward_time" not in seconds:
         knob, name = _knob("backward_time", log), "update"
     else:
-        knob, name = _knob(phase, log), spoken(phase, log.kind)
+        knob, name = _knob(phase, log), spoken(phase, log.kind, seconds)
     return Bottleneck(
         phase=phase, name=name, share=seconds[phase] / total, seconds=seconds[phase], knob=knob
     )
@@ -104,6 +124,46 @@ def _knob(phase: str, log: Log) -> str:
     return text.format(**names)
 
 
+def questions(log: Log, found: Sequence[str]) -> dict[str, str]:
+    """Answer the three questions to ask first: is a loss NaN, the reward flat, the device idle?
+
+    Args:
+        log: The run.
+        found: The rules that found something.
+    """
+    answers = {}
+    broken = {n: c for n, c in log.columns.items() if c.nonfinite and n in _FINITE}
+    if broken:
+        name, column = min(broken.items(), key=lambda item: item[1].first_nonfinite)
+        answers["NaN"] = f"yes, {log.names[name]} from step {show(column.first_nonfinite)} on"
+    elif "nonfinite" in found:
+        answers["NaN"] = "yes (nonfinite)"
+    elif any(n in log.columns for n in _FINITE):
+        answers["NaN"] = "no"
+    reward = log.columns.get("reward")
+    if reward and len(reward) > 1:
+        tenth = max(1, len(reward) // 10)
+        first, last = (statistics.fmean(v) for v in (reward.values[:tenth], reward.values[-tenth:]))
+        flat = [rule for rule in found if rule in _FLAT]
+        word = f"yes ({flat[0]})" if flat else "no" if last > first else "it does not rise"
+        answers["reward flat"] = f"{word}, {show(first)} at the beginning, {show(last)} at the end"
+    use = log.columns.get("device_use")
+    seconds = phase_seconds(log)
+    total = sum(seconds.values())
+    if use and use.points:
+        share = use.median()
+        answers["accelerator idle"] = f"{'yes' if share < _IDLE else 'no'}, it works {share:.0%}"
+    elif 0.0 < total < math.inf and (away := [phase for phase in seconds if phase in _AWAY]):
+        parts = [f"{spoken(p, log.kind, seconds)} {seconds[p] / total:.0%}" for p in away]
+        answers["accelerator idle"] = f"not sampled; one would wait for {', '.join(parts)}"
+    return answers
+
+
+_FINITE = ("loss", "loss_policy", "loss_value", "grad_norm")
+_FLAT = ("reward-flat", "reward-constant", "zero-signal", "reward-collapse")
+_AWAY = ("environment_time", "replay_time", "reward_time", "sync_time", "wait_time")
+_IDLE = 0.15  # as in the rule `device-idle`
+
 _SETTINGS = ("num_envs", "minibatch", "epochs", "group", "max_length", "update_ratio", "batch")
 _CONTROL = {
     "environment_time": (
@@ -111,7 +171,7 @@ _CONTROL = {
         "which number is best here, in one process and in several."
     ),
     "collect_time": (
-        "Each action costs a pass of the policy: a larger {num_envs} spreads it over more steps, "
+        "A larger {num_envs} makes one call of policy and environment give more steps; "
         "`polopt tune-envs` measures how far."
     ),
     "replay_time": "Fewer, larger draws: a larger {minibatch} with a smaller {update_ratio}.",
@@ -122,7 +182,7 @@ _CONTROL = {
 }
 _LLM = {
     "collect_time": (
-        "Generate with vLLM; then a shorter {max_length}, or a smaller {group} where groups "
+        "Generate with vLLM if you do not; then a shorter {max_length}, or a smaller {group} where groups "
         "still differ in their rewards."
     ),
     "reward_time": (

@@ -8,6 +8,7 @@ from typing import Any
 
 from polopt.launch.doctor.diagnose import Finding
 from polopt.launch.doctor.log import Log
+from polopt.launch.doctor.phases import bottleneck, phase_seconds, questions, spoken
 from polopt.launch.doctor.predicates import Evidence, show
 
 __all__ = ["as_json", "as_text", "brief", "sparkline"]
@@ -46,6 +47,9 @@ def as_json(log: Log, findings: Sequence[Finding]) -> dict[str, Any]:
         "metrics": sorted(log.names.values()),
         "notes": log.notes,
         "findings": [asdict(f) for f in findings],
+        "questions": questions(log, _rules(findings)),
+        "phase_seconds": phase_seconds(log),
+        "bottleneck": asdict(binds) if (binds := bottleneck(log)) else None,
     }
 
 
@@ -60,7 +64,23 @@ def as_text(log: Log, findings: Sequence[Finding]) -> str:
         lines.append("  nothing found")
     for number, finding in enumerate(findings, 1):
         lines += _finding(finding, number)
+    asked = questions(log, _rules(findings)) if log.rows else {}
+    lines += [f"  {question}? {answer}" for question, answer in asked.items()]
+    if (binds := bottleneck(log)) is not None:
+        seconds = phase_seconds(log)
+        total = sum(seconds.values())
+        parts = sorted(seconds.items(), key=lambda part: -part[1])
+        shares = [
+            f"{spoken(p, log.kind, seconds)} {s / total:.0%}"
+            for p, s in parts
+            if s >= 0.005 * total
+        ]
+        lines += [f"  time: {', '.join(shares)}", f"  {binds.text}"]
     return "\n".join(lines)
+
+
+def _rules(findings: Sequence[Finding]) -> list[str]:
+    return [f.id for finding in findings for f in (finding, *finding.symptoms)]
 
 
 def _finding(finding: Finding, number: int) -> list[str]:

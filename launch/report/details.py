@@ -35,10 +35,11 @@ def phases(section: Section) -> tuple[list[dict[str, Any]], list[tuple[str, int]
         if not 0.0 < total < math.inf:
             continue
         parts = []
+        mean = {p: s / len(measured) for p, s in sums.items() if s > 0.0}
         for phase in PHASES:
             if sums[phase] <= 0.0:
                 continue
-            word = used.setdefault(phase, spoken(phase, section.kind))
+            word = used.setdefault(phase, spoken(phase, section.kind, mean))
             share = 100.0 * sums[phase] / total
             seconds = number(sums[phase] / len(measured))
             parts.append(
@@ -48,7 +49,6 @@ def phases(section: Section) -> tuple[list[dict[str, Any]], list[tuple[str, int]
                     "title": f"{word}: {share:.1f} %, {seconds} s",
                 }
             )
-        mean = {p: s / len(measured) for p, s in sums.items() if s > 0.0}
         advice = bottleneck(group.runs[0].log, mean)
         bars.append(
             {

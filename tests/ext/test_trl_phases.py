@@ -131,6 +131,20 @@ def test_a_trainer_books_its_steps(tmp_path):
     )  # fmt: skip
 
 
+def test_a_line_has_the_mean_of_its_steps(tmp_path):
+    trainer = build(PolicyTrainer, tmp_path, algorithm=algorithm("grpo"),
+                    config={"max_steps": 9, "logging_steps": 3})  # fmt: skip
+    began = time.perf_counter()
+    trainer.train()
+    wall = time.perf_counter() - began
+    lines = [line for line in trainer.state.log_history if "time_loss" in line]
+    assert [line["step"] for line in lines] == [3, 6, 9]
+    booked = [sum(v for k, v in line.items() if k.startswith("time_")) for line in lines]
+    for line, seconds in zip(lines, booked, strict=True):
+        assert seconds > 0.9 * line["step_time"]
+    assert 3 * sum(booked) < wall
+
+
 def test_weight_sync_and_collectives_are_phases(tmp_path):
     trainer = build(PolicyTrainer, tmp_path, algorithm=algorithm("grpo"))
 

@@ -122,11 +122,11 @@ def test_many_points_are_averaged_and_their_range_kept(tmp_path):
 
 def test_phases_name_what_binds_and_its_knob(tmp_path):
     page, _ = page_of(write_run(tmp_path / "a"))
-    assert "acting binds: 50% of the measured time." in page.text
+    assert "collecting binds: 50% of the measured time." in page.text
     assert "collector.num_envs" in page.text
     stack = [a for tag, a in page.tags if tag == "i"]
     assert [a["title"] for a in stack] == [
-        "acting: 50.0 %, 6 s", "backward: 25.0 %, 3 s", "optimizer: 25.0 %, 3 s",
+        "collecting: 50.0 %, 6 s", "backward: 25.0 %, 3 s", "optimizer: 25.0 %, 3 s",
     ]  # fmt: skip
 
 
