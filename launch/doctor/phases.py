@@ -182,8 +182,8 @@ _CONTROL = {
 }
 _LLM = {
     "collect_time": (
-        "Generate with vLLM if you do not; then a shorter {max_length}, or a smaller {group} where groups "
-        "still differ in their rewards."
+        "Generate with vLLM if you do not; then a shorter {max_length}, or a smaller {group} where "
+        "groups still differ in their rewards."
     ),
     "reward_time": (
         "Give the reward more worker processes, or make it cheaper; with an asynchronous server "
