@@ -23,7 +23,7 @@ from polopt.launch.record import read_run
 from polopt.launch.result import SPAWNED, Result, rank
 from polopt.launch.run import Run, cpu_seconds, new_folder
 from polopt.launch.signals import HANDLED, Signals, Terminated, ignored
-from polopt.launch.start import Hosts, hosts_of, launcher, lines
+from polopt.launch.start import Hosts, await_master, hosts_of, launcher, lines
 
 __all__ = ["find_recipe", "flatten", "is_file", "recipe_names", "train"]
 
@@ -80,7 +80,7 @@ def train(args: argparse.Namespace, signals: Signals) -> Result:
     if kept is not None:
         _same(job.tree, kept, resume)
     if SPAWNED not in os.environ and rank() == 0:
-        for line in check_recipe(job.tree):
+        for line in check_recipe(job.tree, overrides):
             print(f"polopt: check: {line}", file=sys.stderr)
     if args.dry_run:
         return _plan(args, job, hosts, more)
@@ -210,7 +210,7 @@ def _plan(args: argparse.Namespace, job: Job, hosts: Hosts, more: list[str]) -> 
     title = "launch line" if line.count("\n") == 0 else "launch lines, one for each host"
     text = f"# recipe\n{dump(job.tree)}\n# batches\n{dump(arithmetic)}\n# {title}\n{line}"
     content = {"recipe": job.tree, "arithmetic": arithmetic, "launch": line}
-    content["checks"] = check_recipe(job.tree)
+    content["checks"] = check_recipe(job.tree, args.arguments)
     return Result(content=content, text=text)
 
 
@@ -226,6 +226,7 @@ def _spawn(
     words: list[str], job: Job, hosts: Hosts, args: argparse.Namespace, resume: Path | None
 ) -> Result:
     """Start this command once per rank of this host, pass signals on, and wait."""
+    await_master(hosts)
     path = resume
     if resume is None and not hosts.rank:  # host 0, which tells the others
         path = _make(Path(args.runs), job.name)

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,28 +94,40 @@ def _recipe(name: str, overrides: list[str]) -> Result:
         if "=" not in word:
             raise RecipeError(f"{word!r} is not of the form key=value; one recipe at a time")
     job = prepare(load(find_recipe(name), overrides), name=Path(name).stem)
-    log = _settings(job.tree, f"recipe {name}")
+    log = _settings(job.tree, f"recipe {name}", overrides)
     findings = preflight(log)
     content = as_json(log, findings) | {"recipe": name, "settings": log.settings}
     return Result(content=content, text=as_text(log, findings), code=int(bool(findings)))
 
 
-def check_recipe(tree: dict[str, Any]) -> list[str]:
+def check_recipe(tree: dict[str, Any], overrides: Sequence[str] = ()) -> list[str]:
     """Return what is seriously odd about a resolved recipe, one line each.
 
     `polopt train` prints them; hints are for `polopt doctor RECIPE`.
+
+    Args:
+        tree: The recipe.
+        overrides: The settings of the command line, `key=value`.
     """
     from polopt.launch.doctor.diagnose import preflight
     from polopt.launch.doctor.report import brief
 
-    findings = preflight(_settings(tree, "recipe"))
+    findings = preflight(_settings(tree, "recipe", overrides))
     return [brief(f) for f in findings if f.level != "hint"]
 
 
-def _settings(tree: dict[str, Any], source: str) -> Any:  # noqa: ANN401
+def _settings(tree: dict[str, Any], source: str, overrides: Sequence[str]) -> Any:  # noqa: ANN401
+    from polopt.launch.doctor.beside import lost_overrides
     from polopt.launch.doctor.log import Log
     from polopt.launch.doctor.names import settings_from
 
     kind = "llm" if "trainer" in tree else "control"
     settings, paths = settings_from(tree, "polopt", kind)
-    return Log(source=source, framework="polopt", kind=kind, settings=settings, paths=paths)
+    return Log(
+        source=source,
+        framework="polopt",
+        kind=kind,
+        settings=settings,
+        paths=paths,
+        mentions=lost_overrides(overrides),
+    )

@@ -1,5 +1,6 @@
 """From a run to findings: rules are tried, symptoms go under their cause, the rest is ranked."""
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -63,6 +64,8 @@ def _try(log: Log, tried: Iterable[Rule]) -> list[Finding]:
         if rule.kind not in ("any", log.kind):
             continue
         for case in rule.cases:
+            if case.kind not in ("any", log.kind):
+                continue
             seen = [examine(log, test) for test in case.when]
             if all(seen):
                 findings.append(
@@ -146,28 +149,59 @@ def _derive(log: Log) -> None:
     ]  # fmt: skip
     collect = log.columns.get("collect_time")
     if collect and parts and "collect_share" not in log.columns:
-        totals = dict(zip(collect.steps, collect.values, strict=True))
+        rest = dict.fromkeys(collect.steps, 0.0)
         for part in parts:
             for step, value in zip(part.steps, part.values, strict=True):
-                if step in totals:
-                    totals[step] += value
-        share = Series()
+                if step in rest:
+                    rest[step] += value
+        share, odds = Series(), Series()
+        begin = _learning_begins(log)
         for step, value in zip(collect.steps, collect.values, strict=True):
-            if totals[step] > 0:
-                share.add(step, value / totals[step])
-        log.columns["collect_share"] = share
-        log.names["collect_share"] = f"{log.names['collect_time']} / all phases"
-    mean = log.columns.get("mean_speed")
-    if mean and len(mean) > 2 and "interval_speed" not in log.columns:
+            if step > begin and value + rest[step] > 0:
+                share.add(step, value / (value + rest[step]))
+            if step > begin and rest[step] > 0:
+                odds.add(step, value / rest[step])
+        log.columns |= {"collect_share": share, "collect_odds": odds}
+        for name, other in (("collect_share", "all phases"), ("collect_odds", "other phases")):
+            log.names[name] = f"{log.names['collect_time']} / {other}"
+    _derive_speed(log)
+    gamma, length = log.settings.get("gamma"), log.columns.get("length")
+    if isinstance(gamma, int | float) and 0 <= gamma < 1 and length:
+        share = Series()
+        for step, value in zip(length.steps, length.values, strict=True):
+            if value > 0:
+                share.add(step, 1 / (1 - gamma) / value)
+        log.columns["horizon_share"] = share
+        log.names["horizon_share"] = f"1 / (1 - {log.paths['gamma']}) / {log.names['length']}"
+
+
+def _learning_begins(log: Log) -> float:
+    """Return the step from which learning goes on; its first interval is partly without it."""
+    begins = [c.points[0][0] for n in _LEARNING if (c := log.columns.get(n)) and c.points]
+    return max(begins, default=-math.inf)
+
+
+_LEARNING = ("loss", "loss_policy", "loss_value", "grad_norm")
+
+
+def _derive_speed(log: Log) -> None:
+    """Compute speed by interval, from when learning goes on: before, a run is only faster."""
+    if "interval_speed" in log.columns:
+        return
+    mean, speed = log.columns.get("mean_speed"), log.columns.get("speed")
+    if mean and len(mean) > 2:
         # Speed since the start, as SB3 logs it: elapsed time is steps over speed.
-        speeds = Series()
-        before = None
+        speeds, before = Series(), None
         for step, value in zip(mean.steps, mean.values, strict=True):
             now = step / value if value > 0 else None
             if before and now and now > before[1]:
                 speeds.add(step, (step - before[0]) / (now - before[1]))
             before = (step, now) if now else before
-        log.columns["interval_speed"], log.names["interval_speed"] = speeds, "time/fps, by interval"
-    elif (speed := log.columns.get("speed")) and "interval_speed" not in log.columns:
-        log.columns["interval_speed"] = speed
-        log.names["interval_speed"] = log.names["speed"]
+        name = f"{log.names['mean_speed']}, by interval"
+    elif speed:
+        speeds, name = speed, log.names["speed"]
+    else:
+        return
+    begin = _learning_begins(log)
+    points = [p for p in speeds.points if p[0] > begin]
+    log.columns["interval_speed"], log.names["interval_speed"] = Series(points), name

@@ -178,11 +178,16 @@ def text_rows(file: TextIO, reading: Reading) -> Iterator[Row | Mention]:
 
 _MENTIONS = (
     ("start", re.compile(r"Free memory on device.{0,80}less than desired", re.I)),
-    ("oom", re.compile(r"CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED")),
-    ("host_oom", re.compile(r"oom[-_ ]kill|Out of memory: Killed process", re.I)),
+    ("oom", re.compile(
+        r"(?:CUDA|HIP|NPU|XPU) out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED")),
+    ("host_oom", re.compile(
+        r"oom[-_ ]kill|Out of memory: Killed process|DefaultCPUAllocator: can't allocate", re.I)),
     ("preempted", re.compile(r"Sequence group .{0,60}preempted|is preempted by", re.I)),
+    # Not what a library tells of its bounds: max_grad_norm=inf, Box(-inf, inf).
     ("nonfinite", re.compile(
-        r"(?:loss\w*|grad\w*|log[_ ]?prob\w*|logits|reward|observation)\b.{0,80}\b(?:nan|inf)\b"
+        r"(?<!max_)(?:loss\w*|grad\w*|log[_ ]?prob\w*|logits|rewards?|observations?)\b.{0,40}?"
+        r"(?:(?:[:=]|\b(?:is|are|was|became|has|contains?|returned))\W{1,3}(?:nan|inf)\b"
+        r"|\bnot finite\b)|Backward\d*'? returned nan|numbers that are not finite"
         r"|probability tensor contains either|tensor\(\[+nan", re.I)),
 )  # fmt: skip
 

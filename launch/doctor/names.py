@@ -61,7 +61,8 @@ def canonical(logged: str, framework: str) -> Alias | None:
     if framework == "trl" and logged.startswith("train/"):
         return known.get(logged.removeprefix("train/"))
     for pattern, alias in known.items():
-        if pattern.endswith("/*") and logged.startswith(pattern[:-1]):
+        head, star, tail = pattern.partition("*")
+        if star and logged.startswith(head) and logged.endswith(tail):
             return alias
     return None
 

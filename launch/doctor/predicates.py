@@ -8,6 +8,7 @@ nothing in them is evaluated.
 import inspect
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -157,12 +158,19 @@ def rising(series: Series, share: float = 0.9) -> Seen:
     return f"rises steadily from {show(parts[0])} to {show(parts[-1])}", *_span(series)
 
 
-def falling(series: Series, share: float = 0.9) -> Seen:
-    """A share of ten neighbouring parts have a mean below that of the part before."""
-    parts = _tenths(series)
-    if sum(b < a for a, b in pairwise(parts)) < share * 9:
+def falling(series: Series, share: float = 0.8) -> Seen:
+    """In a share of all pairs of values the later is lower.
+
+    A fall at one point, as when another program takes up the machine, has no more than three
+    quarters of them; a steady one all.
+    """
+    values = _parts(series, 100)
+    pairs = len(values) * (len(values) - 1) // 2
+    lower = sum(b < a for i, a in enumerate(values) for b in values[i + 1 :])
+    if not pairs or lower < share * pairs:
         return None
-    return f"falls steadily from {show(parts[0])} to {show(parts[-1])}", *_span(series)
+    early, late = _ends(series, 0.2)
+    return f"falls steadily from {show(early)} to {show(late)}", *_span(series)
 
 
 def not_at_best(series: Series, part: float = 0.2, near: float = 0.05) -> Seen:
@@ -185,26 +193,40 @@ def constant(series: Series, within: float = 1e-9) -> Seen:
     )
 
 
-def collapsed(series: Series, share: float = 0.5, noise: float = 3.0, part: float = 0.15) -> Seen:
+def collapsed(
+    series: Series, share: float = 0.5, noise: float = 3.0, part: float = 0.15, size: float = 0.4
+) -> Seen:
     """Falls from its best by a share of the way it had come, and ends there.
 
-    Best and end are means over windows of a part of the run, so that one lucky batch is no best.
+    Best and end are medians over windows of a part of the run, so that one lucky batch is no best.
+    The fall must also be a share of the size of best or end, whichever is larger: where little was
+    learnt, little way was come, and wandering is no collapse.
     """
-    size = max(3, round(part * len(series)))
-    if len(series) < 3 * size:
+    width = max(3, round(part * len(series)))
+    if len(series) < 3 * width:
         return None
     values = series.values
-    means = [statistics.fmean(values[i : i + size]) for i in range(len(values) - size + 1)]
-    at = max(range(len(means)), key=means.__getitem__)
-    best, end, start = means[at], means[-1], means[0]
+    usual = [statistics.median(values[i : i + width]) for i in range(len(values) - width + 1)]
+    at = max(range(len(usual)), key=usual.__getitem__)
+    best, end, start = usual[at], usual[-1], usual[0]
     steps = [abs(b - a) for a, b in pairwise(values)]
     unit = statistics.median(steps) if steps else 0.0
-    way = best - min(means[: at + 1])
+    way = best - min(usual[: at + 1])
     if at == 0 or best - end < share * way or best - end < noise * unit or best <= start:
         return None
-    peak = series.points[min(at + size // 2, len(series) - 1)][0]
+    if best - end < size * max(abs(best), abs(end)):
+        return None
+    peak = series.points[min(at + width // 2, len(series) - 1)][0]
     text = f"rose to {show(best)} at step {show(peak)} and fell back to {show(end)}"
     return text, peak, series.points[-1][0]
+
+
+def mostly_same(series: Series, share: float = 0.5) -> Seen:
+    """At least a share of the values are one and the same."""
+    value, count = Counter(series.values).most_common(1)[0]
+    if count < share * len(series):
+        return None
+    return f"{show(value)} at {count} of {len(series)} points", *_span(series)
 
 
 def beyond_size(series: Series, value: float, share: float = 0.8) -> Seen:
@@ -221,7 +243,8 @@ PREDICATES: Mapping[str, Callable[..., Seen]] = {
     f.__name__: f
     for f in (
         nonfinite, above, below, spikes, grown, not_grown, shrunk, risen, not_risen, fallen,
-        not_fallen, rising, falling, not_at_best, constant, collapsed, beyond_size, within_size,
+        not_fallen, rising, falling, not_at_best, constant, collapsed, mostly_same, beyond_size,
+        within_size,
     )
 }  # fmt: skip
 """Tests of a metric, by the name that rules use."""
@@ -236,7 +259,7 @@ SETTING_PREDICATES: Mapping[str, Callable[[Any, Any], bool]] = {
     "under": lambda value, bound: _is_number(value) and value < bound,
     "equals": _equals,
     "differs": lambda value, bound: value != bound,
-    "set": lambda value, bound: (value not in (None, False, [], ())) == bound,
+    "set": lambda value, bound: (value not in (None, False, "none", [], ())) == bound,
 }  # fmt: skip
 """Tests of a setting; the bound may be a number times another setting (`of`)."""
 
@@ -249,14 +272,16 @@ def examine(log: Log, test: Mapping[str, Any]) -> Evidence | None:
         test: `{metric: …, is: name of a predicate, …}`, with `from`, `to` (shares of the run),
             `points` (how many it needs at least, 8 by default), or `of: other metric`, by whose
             median the values are divided; `{setting: …, is: over, value: …, of: other setting}`;
-            `{mention: kind, phase: …}`; or `{absent: metric or setting}`.
+            `{mention: kind, phase: …}`; or `{absent: metric or setting}`, where a metric with less
+            than `points` points (1 by default) is absent too.
     """
     if "metric" in test:
         return _metric(log, test)
     if "setting" in test:
         return _setting(log, test)
     if "absent" in test:
-        missing = test["absent"] not in log.columns and test["absent"] not in log.settings
+        few = len(log.columns.get(test["absent"], ())) < test.get("points", 1)
+        missing = few and test["absent"] not in log.settings
         return Evidence(name=test["absent"], text="is not there") if missing else None
     for mention in log.mentions:
         if mention.kind == test["mention"] and test.get("phase") in (None, mention.phase):
@@ -351,10 +376,16 @@ def _is_number(value: Any) -> bool:  # noqa: ANN401
 
 def _tenths(series: Series) -> list[float]:
     """Means of ten parts; too short a series is as good as constant."""
+    return _parts(series, 10) if len(series) >= 10 else [0.0] * 10
+
+
+def _parts(series: Series, most: int) -> list[float]:
+    """Means of at most so many parts."""
     values, count = series.values, len(series)
-    if count < 10:
-        return [0.0] * 10
-    return [statistics.fmean(values[i * count // 10 : (i + 1) * count // 10]) for i in range(10)]
+    most = min(most, count)
+    return [
+        statistics.fmean(values[i * count // most : (i + 1) * count // most]) for i in range(most)
+    ]
 
 
 def _ends(series: Series, part: float) -> tuple[float, float]:

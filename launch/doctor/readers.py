@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from polopt.launch import yaml12
+from polopt.launch.doctor.beside import hydra_settings, lost_overrides, sb3_settings
 from polopt.launch.doctor.events import event_rows, is_event_file
 from polopt.launch.doctor.lines import (
     Reading,
@@ -28,7 +28,7 @@ from polopt.launch.recipe import load
 
 __all__ = ["NotALogError", "build_log", "read"]
 
-_MENTIONS, _SEGMENTS, _CONFIG = 200, 64, 1 << 20
+_MENTIONS, _SEGMENTS = 200, 64
 
 
 class NotALogError(ValueError):
@@ -101,6 +101,7 @@ def _ours(file: Path) -> list[Log]:
     try:
         tree = load(path / "config.yaml") if (path / "config.yaml").is_file() else {}
         summary = read_json(path / "summary.json") if (path / "summary.json").is_file() else {}
+        logs[-1].mentions += _command(path / "environment.json")
     except ValueError as error:
         logs[-1].notes.append(f"the settings are not known: {error}")
         return logs
@@ -114,6 +115,13 @@ def _ours(file: Path) -> list[Log]:
         found = mention(error, 0, "") or Mention(kind="failed", phase="", line=0, text=error[:200])
         logs[-1].mentions.append(found)
     return logs
+
+
+def _command(path: Path) -> list[Mention]:
+    """Return the settings of our command line that had no effect."""
+    sessions = read_json(path).get("sessions") if path.is_file() else None
+    words = sessions[0].get("command") if isinstance(sessions, list) and sessions else None
+    return lost_overrides([str(w) for w in words]) if isinstance(words, list) else []
 
 
 def _files(paths: list[Path], name: Path | None = None, framework: str | None = None) -> list[Log]:
@@ -136,7 +144,12 @@ def _files(paths: list[Path], name: Path | None = None, framework: str | None = 
             f"{source} has no metric that is known"
             + (f": it has {seen}" if seen else ", and nothing in it looks like a line of a log")
         )
-    config = reading.config or _hydra(Path(source))
+    config = reading.config
+    if config is None and logs[0].framework == "sb3":
+        config = sb3_settings(Path(source))
+    elif config is None:
+        config, lost = hydra_settings(Path(source))
+        logs[-1].mentions += lost
     for log in logs:
         if config:
             log.settings, log.paths = settings_from(config, log.framework, log.kind)
@@ -187,19 +200,6 @@ def _rows(file: BinaryIO, path: Path, reading: Reading) -> Iterator[Row | Mentio
 def _is_table(start: str) -> bool:
     cells = [c.strip() for c in start.split("\n", 1)[0].split(",")]
     return len(cells) > 1 and (framework_of(cells) is not None or "step" in cells)
-
-
-def _hydra(source: Path) -> dict[str, Any] | None:
-    """Return verl's configuration, if Hydra left it beside the log."""
-    folder = source if source.is_dir() else source.parent
-    path = folder / ".hydra" / "config.yaml"
-    try:
-        if path.is_file() and path.stat().st_size < _CONFIG:
-            found = yaml12.parse(path.read_text(encoding="utf-8"))
-            return found if isinstance(found, dict) else None
-    except (OSError, ValueError):
-        pass
-    return None
 
 
 @lru_cache(maxsize=4096)

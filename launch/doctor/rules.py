@@ -22,10 +22,12 @@ class Case:
     Attributes:
         when: The tests, see `polopt.launch.doctor.predicates.examine`.
         confidence: `high`, `medium` or `low`.
+        kind: `control`, `llm`, or `any`, where a rule is of both.
     """
 
     when: tuple[Mapping[str, Any], ...]
     confidence: str
+    kind: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +102,11 @@ def _rule(entry: dict[str, Any]) -> Rule:
                     raise ValueError(f"{where}: there is no {key} {test[key]!r}")
         if case["confidence"] not in CONFIDENCE:
             raise ValueError(f"{where}: confidence is one of {CONFIDENCE}")
-        cases.append(Case(when=tuple(case["when"]), confidence=case["confidence"]))
+        of = case.get("kind", "any")
+        cases.append(Case(when=tuple(case["when"]), confidence=case["confidence"], kind=of))
     level, kind = entry.get("level", "fault"), entry.get("kind", "any")
-    if level not in ("fatal", "fault", "hint") or kind not in ("any", "control", "llm"):
+    kinds = {kind, *(case.kind for case in cases)}
+    if level not in ("fatal", "fault", "hint") or kinds - {"any", "control", "llm"}:
         raise ValueError(f"{where}: level {level!r} or kind {kind!r} is unknown")
     return Rule(
         id=entry["id"],
@@ -114,9 +118,13 @@ def _rule(entry: dict[str, Any]) -> Rule:
         source=entry["source"],
         explains=tuple(entry.get("explains", ())),
         level=level,
-        settings=all("setting" in t or "absent" in t for c in cases for t in c.when),
+        settings=all(_of_settings(t) for c in cases for t in c.when),
     )
 
 
-_DERIVED = ("collect_share", "interval_speed")
+def _of_settings(test: Mapping[str, Any]) -> bool:
+    return "setting" in test or "absent" in test or test.get("mention") == "override"
+
+
+_DERIVED = ("collect_share", "collect_odds", "interval_speed", "horizon_share")
 """Metrics that `diagnose` computes from others."""

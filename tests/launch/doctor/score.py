@@ -1,6 +1,6 @@
 """Counts how the doctor, and other tools where they are installed, do on planted faults.
 
-    python tests/launch/doctor/score.py report [--verbose] [--export OTHER]
+    python tests/launch/doctor/score.py report [--verbose] [--log-only] [--export OTHER]
 
 Reads an archive of logs/ (`set`, `report`), or a folder that `plant.py` filled. A fault is named
 first if the first finding is one of the rules that stand for it; a finding on a healthy run is a
@@ -9,6 +9,7 @@ false alarm.
 
 import argparse
 import json
+import shutil
 import tarfile
 import tempfile
 from collections import defaultdict
@@ -16,18 +17,15 @@ from pathlib import Path
 
 import yaml
 
-_TABLES = {"polopt": "polopt", "sb3": "sb3", "polopt_llm": "llm", "trl": "llm"}
 _FAULTS = yaml.safe_load((Path(__file__).parent / "faults.yaml").read_text())
-ACCEPT = {
-    (world, row["fault"]): row["accept"]
-    for world, table in _TABLES.items()
-    for row in _FAULTS[table]
-}
-"""Rules that name a fault, by world and fault."""
+ACCEPT = {(table, row["fault"]): row["accept"] for table in _FAULTS for row in _FAULTS[table]}
+"""Rules that name a fault, by table and fault."""
+
+_SETTINGS = ("config.yaml", "model.zip")  # what tells of settings beside the log
 
 
 def examine(folder):
-    """Return what the doctor finds in a run: ids of the findings, and those folded under each."""
+    """Return the ids of what the doctor finds in a run."""
     from polopt.launch.doctor.diagnose import diagnose
     from polopt.launch.doctor.readers import NotALogError, read
 
@@ -38,22 +36,38 @@ def examine(folder):
     return [f.id for f in diagnose(log)]
 
 
-def score(root):
-    """Return one row for each run: its case, and the findings."""
+def score(root, log_only=False):
+    """Return one row for each run: its case, and the findings.
+
+    With `log_only` the settings are hidden from the doctor.
+    """
     rows = []
     for meta in sorted(root.glob("*/case.json")):
         case = json.loads(meta.read_text())
-        case["accept"] = ACCEPT.get((case["world"], case["fault"]), [])
-        rows.append({"name": meta.parent.name, **case, "found": examine(meta.parent)})
+        case["accept"] = ACCEPT.get((case["table"], case["fault"]), [])
+        with tempfile.TemporaryDirectory() as scratch:
+            run = meta.parent
+            if log_only:
+                hidden = shutil.ignore_patterns(*_SETTINGS)
+                run = Path(shutil.copytree(run, Path(scratch) / run.name, ignore=hidden))
+            rows.append({"name": run.name, **case, "found": examine(run)})
     return rows
 
 
 def summary(rows):
-    """Return counts by world: faults, named first, named at all, silent, healthy, false alarms."""
+    """Return counts by world: faults, named first, named at all, silent, healthy, false alarms.
+
+    A run without a planted fault that really collapsed (see `plant.collapsed`) is neither: it is
+    counted apart, with those whose collapse was named.
+    """
     counts = defaultdict(lambda: defaultdict(int))
     for row in rows:
         for world in (row["world"], "all"):
             c = counts[world]
+            if row.get("collapsed"):
+                c["collapsed"] += 1
+                c["collapse named"] += row["found"][:1] == ["reward-collapse"]
+                continue
             if not row["fault"]:
                 c["healthy"] += 1
                 c["false alarms"] += bool(row["found"])
@@ -94,6 +108,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, metavar="HALF")
     parser.add_argument("--verbose", action="store_true", help="the runs that went wrong")
+    parser.add_argument("--log-only", action="store_true", help="hide the settings")
     parser.add_argument("--export", type=Path, help="write what peers.py reads into this folder")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -114,15 +129,16 @@ def show(args):
         args.export.mkdir(parents=True, exist_ok=True)
         for meta in sorted(args.folder.glob("*/case.json")):
             export(meta.parent, args.export / f"{meta.parent.name}.jsonl")
-    rows = score(args.folder)
+    rows = score(args.folder, args.log_only)
     if args.verbose:
         for row in rows:
             wrong = bool(row["found"])
-            if row["fault"]:
-                wrong = not set(row["found"][:1]) & set(row["accept"])
+            if row["fault"] or row.get("collapsed"):
+                wrong = not set(row["found"][:1]) & set(row["accept"] or ["reward-collapse"])
             if wrong:
                 print(row["name"], "accepts", row["accept"], "found", row["found"])
-    keys = ("faults", "first", "named", "silent", "healthy", "false alarms")
+    keys = ("faults", "first", "named", "silent", "healthy", "false alarms", "collapsed",
+            "collapse named")  # fmt: skip
     print("| world | " + " | ".join(keys) + " |\n| --- |" + " --- |" * len(keys))
     for world, c in summary(rows).items():
         print(f"| {world} | " + " | ".join(str(c.get(k, 0)) for k in keys) + " |")
