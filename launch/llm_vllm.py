@@ -63,6 +63,7 @@ def generation(
     client = {
         "key": key,
         "trainer_host": job.engine.trainer_host,
+        "seconds": job.engine.transfer_seconds,
         "answer_seconds": 0.9 * config.ddp_timeout,  # the other ranks wait for no longer
     }
     return installed(client=client, server=server)

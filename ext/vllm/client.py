@@ -1,5 +1,6 @@
 """The trainer's side: TRL's client of a vLLM server, with weights sent by our engines."""
 
+import contextlib
 import os
 import re
 import socket
@@ -60,7 +61,9 @@ class WeightClient(VLLMClient):
         **kwargs: As for `VLLMClient`.
 
     Attributes:
-        version: Counts the updates that arrived whole; the server's `/weight_info` says the same.
+        version: Counts the updates that arrived whole. The server's `/weight_info` says the same,
+            with the name of this client before it, and is asked for after each completion: one by
+            other weights is an error.
         failure: Why the latest request for completions has no answer, else None.
     """
 
@@ -78,7 +81,7 @@ class WeightClient(VLLMClient):
         self.trainer_host, self.folder = trainer_host, folder
         self.chunk_bytes, self.seconds = chunk_bytes, seconds
         self.answer_seconds = answer_seconds
-        self.version = 0
+        self.version, self._name = 0, uuid.uuid4().hex[:8]
         self.failure: ServerError | None = None
         self._key, self._backend = key, ""
         self._store, self._meetings = None, 0
@@ -111,10 +114,26 @@ class WeightClient(VLLMClient):
         """
         self.failure = None
         try:
-            return super().generate(*args, **kwargs)
+            answer = super().generate(*args, **kwargs)
+            self._check_version()
+            return answer
         except ServerError as error:
             self.failure = error
             return {"prompt_ids": [], "completion_ids": [], "logprobs": None}
+
+    def _check_version(self) -> None:
+        """Refuse completions of a server that holds other weights than were sent to it."""
+        if not self.version or self._backend not in BACKENDS:
+            return
+        held = self._get(f"{self.base_url}/weight_info")["weight_version"]
+        if held != self._label():
+            raise ServerError(
+                f"the vLLM server answered with the weights {held!r}, not with {self._label()!r} "
+                "of this run: it was restarted by others, or another run sends it weights, too"
+            )
+
+    def _label(self) -> str:
+        return f"{self._name}-{self.version}"
 
     def init_communicator(self, device: torch.device | str | int = 0) -> None:
         """See `VLLMClient`: meet the server's workers.
@@ -129,6 +148,8 @@ class WeightClient(VLLMClient):
             return
         self._backend = transfer["backend"]
         self._dtype = getattr(torch, str(info["model_config"]["dtype"]).removeprefix("torch."))
+        with contextlib.suppress(ServerError):  # there is none, unless a trainer died in the middle
+            self._call("finish_weight_update")
         if self._backend == "safetensors":
             self._call("init_weight_transfer_engine", init_info={})
             return
@@ -187,7 +208,7 @@ class WeightClient(VLLMClient):
             for _ in named_params:  # gathering is a collective: the other ranks go on to its end
                 pass
         self.version += 1
-        self._call("finish_weight_update", weight_version=str(self.version))
+        self._call("finish_weight_update", weight_version=self._label())
 
     def _send(self, part: list[tuple[str, Tensor]]) -> None:
         info = describe(part)

@@ -128,6 +128,14 @@ class Generation(VLLMGeneration):
             output = super().generate(prompts, *args, **kwargs)
         return output
 
+    def close(self) -> None:
+        """End an engine in this process, and with it the process group.
+
+        Left to the end of the process it would look for a group that is gone, and say so at length.
+        """
+        if self.mode == "colocate":
+            self.llm.llm_engine.engine_core.shutdown()
+
     def _send(self) -> ServerError | None:
         """Send the weights; return why they did not arrive, the same on all ranks."""
         failure = None

@@ -47,7 +47,7 @@ _OURS = {
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """How vLLM is started, in a server; the first five do not matter in the trainer's process.
+    """How vLLM is started, in a server; the first six do not matter in the trainer's process.
 
     Attributes:
         host: The address that it listens on: loopback, or that of one interface which only
@@ -58,6 +58,7 @@ class EngineSettings:
             folder). None takes nccl where there is a GPU, else gloo.
         trainer_host: The trainer's address, as the server reaches it.
         start_seconds: The longest wait until the server is healthy.
+        transfer_seconds: The longest that one message of an update of weights may take.
         dtype: Of the weights that generate, as vLLM's flag.
         max_model_length: Tokens of prompt and answer; None takes the model's.
         flags: Further engine arguments of vLLM by name, without the dashes.
@@ -68,6 +69,7 @@ class EngineSettings:
     backend: str | None = None
     trainer_host: str = "127.0.0.1"
     start_seconds: float = 300.0
+    transfer_seconds: float = 120.0
     dtype: str = "auto"
     max_model_length: int | None = None
     flags: Mapping[str, Any] = field(default_factory=dict)
@@ -88,8 +90,9 @@ class EngineSettings:
                 f"flags has {taken[0]!r}, which polopt sets: leave it out, and set "
                 f"{_OURS[taken[0]]} instead"
             )
-        if not self.start_seconds > 0:
-            raise ValueError(f"start_seconds must be positive, got {self.start_seconds}")
+        for name in ("start_seconds", "transfer_seconds"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         if self.max_model_length is not None and self.max_model_length < 1:
             raise ValueError(f"max_model_length must be at least 1, got {self.max_model_length}")
 

@@ -1,5 +1,7 @@
 """A real vLLM server: what it holds after an update, and after it was killed."""
 
+import copy
+import functools
 import os
 import signal
 
@@ -17,6 +19,7 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 from polopt.ext.trl.trainer import PolicyTrainer
 from polopt.ext.vllm import client as module
 from polopt.ext.vllm.client import WeightClient
+from polopt.ext.vllm.compare import unfit
 from polopt.ext.vllm.errors import ServerError
 from polopt.ext.vllm.generation import installed
 from polopt.ext.vllm.server import EngineSettings, Server, _free_port, _members
@@ -71,7 +74,9 @@ def test_five_updates_arrive_and_are_counted(client, model, server):
         client.update_model_params(model)
         client.reset_prefix_cache()
         assert difference(client, model) <= 5e-4
-        assert client._get(f"{server.url}/weight_info") == {"weight_version": str(version)}
+        assert client.version == version
+        held = client._get(f"{server.url}/weight_info")["weight_version"]
+        assert held.endswith(f"-{version}")
 
 
 def test_what_is_wrong_with_an_update_is_named_and_the_next_one_works(client, model, monkeypatch):
@@ -97,6 +102,26 @@ def test_what_is_wrong_with_an_update_is_named_and_the_next_one_works(client, mo
     client.update_model_params(model)
     assert client.version == version + 1
     assert difference(client, model) <= 5e-4
+
+
+def test_completions_by_other_weights_are_refused(client, model):
+    client.update_model_params(model)
+    assert len(client.generate([[3, 4]], n=2, max_tokens=4)["completion_ids"]) == 2
+    client.version += 1  # as if the server had missed one
+    assert client.generate([[3, 4]], n=2, max_tokens=4)["completion_ids"] == []
+    assert "it was restarted by others, or another run" in str(client.failure)
+    client.version -= 1
+
+
+def test_it_says_which_model_it_serves(server, model):
+    ask = functools.partial(unfit, server.url, server.key, seconds=5, gpu=False)
+    assert ask(model.config) is None
+    other = copy.deepcopy(model.config)
+    other.vocab_size += 1
+    assert "has a vocabulary of 16, the trained one of 17" in ask(other)
+    other = copy.deepcopy(model.config)
+    other.intermediate_size += 1
+    assert "serves another model: its intermediate_size is 128" in ask(other)
 
 
 def test_nobody_without_the_key(server):

@@ -87,9 +87,18 @@ class Hosts:
         self.started.append(process)
         return process
 
+    def run(self, host, *words):
+        """Return what a command says that runs on a host to its end."""
+        command = ["ip", "netns", "exec", self.names[host], *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
     def cut(self):
         """Take the link down, as a pulled cable does: nobody is told."""
         _ip("-n", self.names[0], "link", "set", self.interfaces[0], "down")
+
+    def mend(self):
+        """Take it up again."""
+        _ip("-n", self.names[0], "link", "set", self.interfaces[0], "up")
 
     @staticmethod
     def pids(name):
@@ -97,12 +106,22 @@ class Hosts:
         found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
         return [int(pid) for pid in found.stdout.split()]
 
-    def left(self, seconds=5.0):
-        """Return the processes that still run on either host after so long."""
+    def left(self, *hosts, seconds=10.0):
+        """Return the processes that still run on these hosts after so long."""
         end = time.monotonic() + seconds
-        while (found := [p for n in self.names for p in self.pids(n)]) and time.monotonic() < end:
+        names = [self.names[host] for host in hosts]
+        while (found := [p for n in names for p in self.pids(n)]) and time.monotonic() < end:
             time.sleep(0.1)
         return found
+
+    def wait(self, seconds, ready, alive=()):
+        """Wait until `ready()`, for processes that must not end before."""
+        end = time.monotonic() + seconds
+        while not ready():
+            for process in alive:
+                assert process.poll() is None, process.stdout and process.stdout.read()
+            assert time.monotonic() < end, f"not ready after {seconds} s"
+            time.sleep(0.1)
 
 
 def _ip(*words):
