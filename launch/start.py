@@ -6,6 +6,8 @@ Text tasks are started by accelerate, with one of the files in `configs/`; other
 import argparse
 import re
 import shlex
+import socket
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -14,7 +16,7 @@ from pathlib import Path
 from polopt.launch.job import STRATEGIES, Job
 from polopt.launch.recipe import RecipeError
 
-__all__ = ["Hosts", "add_arguments", "config_file", "hosts_of", "launcher", "lines"]
+__all__ = ["Hosts", "add_arguments", "await_master", "config_file", "hosts_of", "launcher", "lines"]
 
 _ADDRESS, _PORT = "$MASTER_ADDR", "$MASTER_PORT"  # to fill in where the first host is not known
 
@@ -98,6 +100,28 @@ def _master(text: str) -> tuple[str, str]:
     if not found or not 0 < int(found[2]) < 65536:
         raise RecipeError(f"--master must be HOST:PORT, such as 10.0.0.1:29500, got {text!r}")
     return found[1].strip("[]"), found[2]
+
+
+def await_master(hosts: Hosts) -> None:
+    """Wait until host 0 listens: torch would tell that it does not with stacks of C++.
+
+    Raises:
+        RecipeError: If it does not in time.
+    """
+    if not hosts.rank or hosts.master is None:
+        return
+    address, end = ":".join(hosts.master), time.monotonic() + hosts.seconds
+    while True:
+        try:
+            socket.create_connection((hosts.master[0], int(hosts.master[1])), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() > end:
+                raise RecipeError(
+                    f"nothing answers at --master {address} within {hosts.seconds} s ({error}): "
+                    "start host 0, and give its address and a port that the other hosts reach"
+                ) from error
+        time.sleep(0.5)
 
 
 def config_file(strategy: str) -> Path:
