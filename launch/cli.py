@@ -12,6 +12,7 @@ from polopt.launch import bench as bench_cli
 from polopt.launch import evaluate as evaluate_cli
 from polopt.launch import serve as serve_cli
 from polopt.launch import start as start_cli
+from polopt.launch import tune_envs as tune_cli
 from polopt.launch.doctor import command as doctor_cli
 from polopt.launch.plan import command as plan_cli
 from polopt.launch.report import command as report_cli
@@ -122,6 +123,13 @@ def _parser() -> argparse.ArgumentParser:
     serve_cli.add_arguments(
         command("serve", "start the vLLM server of a recipe and keep it up", serve_cli.EPILOG)
     )
+    tune_cli.add_arguments(
+        command(
+            "tune-envs",
+            "measure how many environments, in how many processes, give most steps",
+            tune_cli.EPILOG,
+        )
+    )
     bench_cli.add_arguments(
         command("bench", "compare with other libraries on the same seeds", bench_cli.EPILOG)
     )
@@ -199,6 +207,8 @@ def _command(name: str) -> Callable[..., Result]:
         return serve_cli.serve
     if name == "doctor":
         return doctor_cli.doctor
+    if name == "tune-envs":
+        return tune_cli.tune_envs
     if name == "report":
         return report_cli.report
     if name == "eval":
