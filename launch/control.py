@@ -23,6 +23,7 @@ from polopt.launch.recipe import RecipeError, check_arguments, resolve
 from polopt.losses import Algorithm, gae
 
 if TYPE_CHECKING:
+    from polopt.launch.control_loop import Learner
     from polopt.launch.run import Run
 
 __all__ = ["ActorCritic", "Collection", "ControlJob", "Updates", "prepare"]
@@ -135,6 +136,12 @@ class ControlJob:
             "evaluations": batches * c.frames_per_batch // self.evaluation.every + 1,
             "episodes_per_evaluation": self.evaluation.episodes,
         }
+
+    def learner(self) -> "Learner":
+        """Return what learns, before its first iteration."""
+        from polopt.launch.control_run import learner
+
+        return learner(self)
 
     def train(self, run: "Run") -> dict[str, Any]:
         """See `Job`."""

@@ -20,6 +20,7 @@ from polopt.launch.recipe import RecipeError
 from polopt.losses import Algorithm
 
 if TYPE_CHECKING:
+    from polopt.launch.control_loop import Learner
     from polopt.launch.run import Run
 
 __all__ = ["MEASURED", "Collection", "GroupJob", "Groups", "Updates", "prepare"]
@@ -118,6 +119,12 @@ class GroupJob:
             "evaluations_at_most": self.collector.total_frames // self.evaluation.every + 2,
             "episodes_per_evaluation": self.evaluation.episodes,
         }
+
+    def learner(self) -> "Learner":
+        """Return what learns, before its first iteration."""
+        from polopt.launch.control_groups_run import learner
+
+        return learner(self)
 
     def train(self, run: "Run") -> dict[str, Any]:
         """See `Job`."""

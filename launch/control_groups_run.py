@@ -24,7 +24,7 @@ from polopt.losses.controllers import load_states, observe_all, states_of
 from polopt.losses.modules import PolicyLoss
 from polopt.losses.schedules import value_at
 
-__all__ = ["check_pieces", "train"]
+__all__ = ["check_pieces", "learner", "train"]
 
 _COUNTS = ("groups_played", "groups_flat", "groups_dropped", "refill_rounds")
 
@@ -42,6 +42,11 @@ def check_pieces(job: GroupJob) -> None:
             raise RecipeError(str(error)) from error
 
 
+def learner(job: GroupJob) -> control_loop.Learner:
+    """Return what learns, before its first iteration."""
+    return _Grouped(job)
+
+
 def train(job: GroupJob, run: Run) -> dict[str, Any]:
     """Train until the bar or the last frame, and return the summary.
 
@@ -51,7 +56,7 @@ def train(job: GroupJob, run: Run) -> dict[str, Any]:
         RecipeError: If no group has spread from the beginning on.
     """
     summary = control_loop.train(
-        lambda: _Grouped(job),
+        lambda: learner(job),
         run,
         task=job.task,
         total_frames=job.collector.total_frames,

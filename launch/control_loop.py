@@ -3,9 +3,11 @@
 What is particular to an algorithm (how it collects and learns) is a `Learner`.
 """
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -23,7 +25,7 @@ from polopt.launch.recipe import RecipeError
 from polopt.launch.record import phase_seconds, read_metrics
 from polopt.launch.run import Run
 
-__all__ = ["Diverged", "Learner", "check_update", "train"]
+__all__ = ["Diverged", "Learner", "check_update", "play_greedily", "restoring", "train"]
 
 _LARGEST_WEIGHT = 1e10  # beyond it layers overflow, and the next draw of an action fails
 _COUNTERS = ("frames", "greedy", "solved", "train_cpu")
@@ -131,6 +133,48 @@ def check_update(metrics: Mapping[str, float], parameters: Tensor, frames: int) 
         )
 
 
+def play_greedily(
+    env: FiniteEnv, act: Callable[[Tensor], Tensor], *, seed: int, place: str
+) -> Tensor:
+    """Play one greedy episode in each copy of an environment.
+
+    Args:
+        env: N copies.
+        act: From observations [N, O] to greedy actions.
+        seed: Of the states in which they begin.
+        place: What is played, for messages.
+
+    Returns:
+        Returns of the episodes that were not dropped, float [N] or fewer.
+
+    Raises:
+        FloatingPointError: If a number is not finite, and if `env` drops these, in every copy.
+    """
+    env.set_seed(seed)
+    env.begin(place)
+    returns = play(env, act)[~env.broken]
+    if not len(returns):
+        raise FloatingPointError(f"every environment gave numbers that are not finite in {place}")
+    return returns
+
+
+@contextlib.contextmanager
+def restoring(checkpoint: Path) -> Iterator[None]:
+    """Turn the error of a checkpoint that does not fit into one sentence.
+
+    Raises:
+        RecipeError: With the checkpoint, and what does not fit.
+    """
+    try:
+        yield
+    except (KeyError, ValueError, RuntimeError) as error:  # torch's, where shapes differ
+        what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise RecipeError(
+            f"the checkpoint {checkpoint.name} of {checkpoint.parents[1]} does not fit this recipe "
+            f"and this polopt: {' '.join(what.split())}"
+        ) from error
+
+
 class _Loop:
     """The counters of a run, and what happens between iterations."""
 
@@ -214,15 +258,10 @@ class _Loop:
 
     def _evaluate(self) -> None:
         # Starts differ between evaluations and are the same for a resumed run.
-        self.env.set_seed((self.seed * 1_000_003 + self.frames) % 2**31)
-        self.env.begin(f"the evaluation at frame {self.frames}")
+        seed = (self.seed * 1_000_003 + self.frames) % 2**31
+        place = f"the evaluation at frame {self.frames}"
         began = time.perf_counter()
-        returns = play(self.env, self.learner.act)[~self.env.broken]
-        if not len(returns):
-            raise FloatingPointError(
-                "every environment gave numbers that are not finite in the evaluation at frame "
-                f"{self.frames}"
-            )
+        returns = play_greedily(self.env, self.learner.act, seed=seed, place=place)
         self.greedy = float(returns.mean())
         self.run.log(
             self.frames,
@@ -238,16 +277,10 @@ class _Loop:
         return bar is not None and self.greedy >= bar
 
     def _load(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        try:
+        with restoring(self.run.path / "checkpoints" / f"step-{step}"):
             self.learner.load(tensors, state)
             for name in _COUNTERS:
                 setattr(self, name, state[name])
-        except (KeyError, ValueError, RuntimeError) as error:  # torch's, where shapes differ
-            what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-            raise RecipeError(
-                f"the checkpoint step-{step} of {self.run.path} does not fit this recipe and this "
-                f"polopt: {' '.join(what.split())}"
-            ) from error
 
     def _save(self) -> None:
         tensors, state = self.learner.state()

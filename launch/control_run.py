@@ -32,7 +32,7 @@ from polopt.losses.controllers import load_states, observe_all, states_of
 from polopt.losses.modules import PolicyLoss
 from polopt.losses.schedules import value_at
 
-__all__ = ["COLLECTOR_ARGUMENTS", "collector_names", "train"]
+__all__ = ["COLLECTOR_ARGUMENTS", "collector_names", "learner", "train"]
 
 COLLECTOR_ARGUMENTS = ("create_env_fn", "policy", "frames_per_batch", "total_frames")
 """What a collector is given, by name."""
@@ -45,6 +45,11 @@ def collector_names() -> dict[str, Callable[..., Any]]:
     return {"BatchedCollector": BatchedCollector, "Collector": Collector}
 
 
+def learner(job: ControlJob) -> control_loop.Learner:
+    """Return what learns, before its first iteration."""
+    return _OnPolicy(job)
+
+
 def train(job: ControlJob, run: Run) -> dict[str, Any]:
     """Train until the bar or the last frame, and return the summary.
 
@@ -54,7 +59,7 @@ def train(job: ControlJob, run: Run) -> dict[str, Any]:
         RecipeError: If a collector of the user's gives no batches.
     """
     summary = control_loop.train(
-        lambda: _OnPolicy(job),
+        lambda: learner(job),
         run,
         task=job.task,
         total_frames=_last(job),

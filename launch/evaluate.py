@@ -1,4 +1,4 @@
-"""`polopt eval`: how well a language model answers the held-out problems of a task."""
+"""`polopt eval`: how well a language model answers held-out problems, or a policy plays."""
 
 import argparse
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from polopt.launch.result import Result
 
 if TYPE_CHECKING:
+    from polopt.launch.job import Job
     from polopt.launch.llm import LlmJob
 
 __all__ = ["EPILOG", "add_arguments", "evaluate"]
@@ -18,10 +19,12 @@ examples:
   polopt eval runs/arithmetic-dapo-20260131-120000 --checkpoint best
   polopt eval runs/arithmetic-dapo-20260131-120000 evaluation.problems=64 task.evaluation_size=64
   polopt eval Qwen/Qwen3-0.6B --recipe my-recipe.yaml
+  polopt eval runs/cartpole-ppo-20260131-120000 evaluation.episodes=1000 --seed 1
 
 greedy: accuracy of greedy answers. mean@n: accuracy of n answers sampled at temperature 1 from the
 whole vocabulary. pass@k: the chance that one of k such answers is correct, unbiased. majority@n:
 how often the most frequent of n answers is correct. ±: standard error over the problems.
+A control run plays greedy episodes instead: mean and standard deviation of their returns.
 """
 
 
@@ -37,40 +40,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint", metavar="STEP", help="of the RUN, or `best`; the newest by default"
     )
+    parser.add_argument("--samples", type=int, metavar="N", help="answers drawn per problem (8)")
     parser.add_argument(
-        "--samples", type=int, default=8, metavar="N", help="answers drawn per problem (8)"
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of the draws, or of the states in which episodes begin (0)",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws (0)")
 
 
 def evaluate(args: argparse.Namespace, signals: object) -> Result:
-    """Evaluate the model that the command line names.
+    """Evaluate the model or the run that the command line names.
 
     Raises:
-        RecipeError: If there is no such model, or its recipe is not that of a text task.
+        RecipeError: If there is no such model or run, or its task is of another kind.
     """
     from polopt.launch.recipe import RecipeError
 
     if not args.arguments or "=" in args.arguments[0]:
         raise RecipeError("name a run folder or a model first: polopt eval RUN|MODEL")
-    if args.samples < 1:
+    samples = 8 if args.samples is None else args.samples
+    if samples < 1:
         raise RecipeError(f"--samples must be at least 1, got {args.samples}")
     name, *overrides = args.arguments
     for word in overrides:
         if "=" not in word:
             raise RecipeError(f"{word!r} is not of the form key=value; one model at a time")
     if (Path(name) / "config.yaml").is_file():
-        job, model = _of_run(Path(name), args, overrides)
+        run = Path(name)
+        found, steps = _of_run(run, args, overrides)
+        if hasattr(found, "learner"):
+            return _play(found, run, args, steps)
+        job, model = _language(found), _model_of(run, args, steps)
     else:
         job, model = _of_model(name, args, overrides)
     # A recipe that trusts the code of its own model does not vouch for that of another.
     own = model != name or getattr(job.model, "path", None) == name
     own = own or any(word.startswith("model.trust_remote_code=") for word in overrides)
-    content = measure(job, model, samples=args.samples, seed=args.seed, own=own)
+    content = measure(job, model, samples=samples, seed=args.seed, own=own)
     return Result(content=content, text=_table(content))
 
 
-def _of_run(path: Path, args: argparse.Namespace, overrides: list[str]) -> tuple["LlmJob", str]:
+def _of_run(path: Path, args: argparse.Namespace, overrides: list[str]) -> tuple["Job", list[int]]:
+    """Return the job of a run, and the steps of its checkpoints."""
+    from polopt.launch.job import prepare
     from polopt.launch.recipe import RecipeError, override
     from polopt.launch.record import read_run
 
@@ -83,21 +97,44 @@ def _of_run(path: Path, args: argparse.Namespace, overrides: list[str]) -> tuple
     tree = run.config
     for word in overrides:
         override(tree, word)
-    job = _job(tree, path.name)
+    return prepare(tree, name=path.name), run.checkpoints
+
+
+def _play(job: Any, path: Path, args: argparse.Namespace, steps: list[int]) -> Result:  # noqa: ANN401
+    from polopt.launch.evaluate_control import measure, table
+    from polopt.launch.recipe import RecipeError
+
+    if args.samples is not None:
+        raise RecipeError(
+            "--samples goes with a language model: a control run plays evaluation.episodes"
+        )
+    step = _chosen(path, args.checkpoint, steps)
+    content = measure(job, path, step=int(step), seed=args.seed)
+    return Result(content=content, text=table(content))
+
+
+def _model_of(path: Path, args: argparse.Namespace, steps: list[int]) -> str:
     best = (path / "best" / "best.json").is_file()
-    if args.checkpoint == "best" and best:
-        return job, str(path / "best")
-    if not run.checkpoints:
+    step = _chosen(path, args.checkpoint, steps, best=best)
+    return str(path / "best" if step == "best" else path / "checkpoints" / f"checkpoint-{step}")
+
+
+def _chosen(path: Path, asked: str | None, steps: list[int], *, best: bool = False) -> str:
+    """Return the step of the checkpoint that is asked for, or `best`."""
+    from polopt.launch.recipe import RecipeError
+
+    known = [*map(str, steps), *(["best"] if best else [])]
+    if not steps and not (best and asked == "best"):
         raise RecipeError(f"{path} has no checkpoint yet")
-    step = str(run.checkpoints[-1]) if args.checkpoint is None else args.checkpoint
-    known = [*map(str, run.checkpoints), *(["best"] if best else [])]
+    step = str(steps[-1]) if asked is None else asked
     if step not in known:
         what = "best checkpoint" if step == "best" else f"checkpoint of step {step}"
         raise RecipeError(f"{path} has no {what}, it has {', '.join(known)}")
-    return job, str(path / "checkpoints" / f"checkpoint-{step}")
+    return step
 
 
 def _of_model(name: str, args: argparse.Namespace, overrides: list[str]) -> tuple["LlmJob", str]:
+    from polopt.launch.job import prepare
     from polopt.launch.recipe import RecipeError, load
     from polopt.launch.train import find_recipe
 
@@ -108,19 +145,18 @@ def _of_model(name: str, args: argparse.Namespace, overrides: list[str]) -> tupl
             f"{name} is not a run folder (no config.yaml); for a model say whose task it has to "
             "answer: --recipe RECIPE"
         )
-    return _job(load(find_recipe(args.recipe), overrides), Path(args.recipe).stem), name
+    tree = load(find_recipe(args.recipe), overrides)
+    return _language(prepare(tree, name=Path(args.recipe).stem)), name
 
 
-def _job(tree: dict[str, Any], name: str) -> "LlmJob":
-    from polopt.launch.job import prepare
+def _language(job: "Job") -> "LlmJob":
     from polopt.launch.llm import LlmJob
     from polopt.launch.recipe import RecipeError
 
-    job = prepare(tree, name=name)
     if not isinstance(job, LlmJob):
         raise RecipeError(
-            f"{name} trains a control policy, and polopt eval is for language models: the "
-            "learning curve of a control run is in its folder"
+            f"{job.name} trains no language model: polopt eval takes a model with the recipe of "
+            "one, or the run folder of one or of a control task"
         )
     return job
 

@@ -27,6 +27,7 @@ from polopt.losses.schedules import Coefficient, check_unit
 
 if TYPE_CHECKING:
     from polopt.ext.torchrl.exploration import Rule
+    from polopt.launch.control_loop import Learner
     from polopt.launch.run import Run
 
 __all__ = ["Collection", "OffPolicyJob", "Prioritised", "Replay", "Updates", "prepare"]
@@ -190,6 +191,12 @@ class OffPolicyJob:
                 f"'replay.capacity' {self.replay.capacity:,} needs {need / 2**30:,.0f} GiB, this "
                 f"machine has {have / 2**30:,.0f}: keep fewer transitions"
             )
+
+    def learner(self) -> "Learner":
+        """Return what learns, before its first iteration."""
+        from polopt.launch.off_policy_run import learner
+
+        return learner(self)
 
     def train(self, run: "Run") -> dict[str, Any]:
         """See `Job`."""

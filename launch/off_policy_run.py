@@ -25,7 +25,13 @@ from polopt.launch.off_policy import OffPolicyJob, Replay
 from polopt.launch.run import Run
 from polopt.losses.schedules import Schedule, value_at
 
-__all__ = ["train"]
+__all__ = ["learner", "train"]
+
+
+def learner(job: OffPolicyJob) -> control_loop.Learner:
+    """Return what learns, before its first iteration."""
+    logging.getLogger("torchrl").setLevel(logging.WARNING)  # it tells that a buffer was made
+    return _OffPolicy(job)
 
 
 def train(job: OffPolicyJob, run: Run) -> dict[str, Any]:
@@ -35,10 +41,9 @@ def train(job: OffPolicyJob, run: Run) -> dict[str, Any]:
         FloatingPointError: If an observation, a reward or a loss is not finite. The newest
             checkpoint is from before.
     """
-    logging.getLogger("torchrl").setLevel(logging.WARNING)  # it tells that a buffer was made
     per_batch = job.collector.frames_per_batch
     return control_loop.train(
-        lambda: _OffPolicy(job),
+        lambda: learner(job),
         run,
         task=job.task,
         total_frames=job.collector.total_frames // per_batch * per_batch,

@@ -117,22 +117,20 @@ def test_what_is_not_there(tmp_path, capsys):
     wrong = refused(str(tmp_path), "--recipe", "arithmetic-dapo", *SMALL[:2])
     assert f"cannot load a model from {tmp_path}" in wrong
     assert wrong.count("\n") == 1
-    assert "trains a control policy" in refused("model", "--recipe", "cartpole-ppo")
+    assert "trains no language model" in refused("model", "--recipe", "cartpole-ppo")
 
 
 def test_sources_are_told_apart(run, capsys, monkeypatch):
     from dataclasses import replace
 
-    from polopt.launch import evaluate as module
-
-    prepared = module._job
+    from polopt.launch import job as module
 
     def with_sources(tree, name):
-        job = prepared(tree, name)
+        job = prepare(tree, name=name)
         rows = [{**row, "data_source": "ab"[i % 2]} for i, row in enumerate(job.task.evaluation)]
         return replace(job, task=replace(job.task, evaluation=rows))
 
-    monkeypatch.setattr(module, "_job", with_sources)
+    monkeypatch.setattr(module, "prepare", with_sources)
     assert main(["eval", str(run), "--samples", "2", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     parts = content["sources"]
