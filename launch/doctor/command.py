@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,7 @@ def _runs(words: list[str]) -> Result:
 def _recipe(name: str, overrides: list[str]) -> Result:
     from polopt.launch.doctor.diagnose import preflight
     from polopt.launch.doctor.report import as_json, as_text
+    from polopt.launch.doctor.walk import as_lines, walk
     from polopt.launch.job import prepare
     from polopt.launch.recipe import RecipeError, load
     from polopt.launch.train import find_recipe
@@ -96,8 +98,11 @@ def _recipe(name: str, overrides: list[str]) -> Result:
     job = prepare(load(find_recipe(name), overrides), name=Path(name).stem)
     log = _settings(job.tree, f"recipe {name}", overrides)
     findings = preflight(log)
+    items = walk(log, findings)
     content = as_json(log, findings) | {"recipe": name, "settings": log.settings}
-    return Result(content=content, text=as_text(log, findings), code=int(bool(findings)))
+    content["checklist"] = [asdict(item) for item in items]
+    text = "\n".join([as_text(log, findings), *as_lines(items)])
+    return Result(content=content, text=text, code=int(bool(findings)))
 
 
 def check_recipe(tree: dict[str, Any], overrides: Sequence[str] = ()) -> list[str]:

@@ -90,3 +90,36 @@ def test_a_fatal_finding_is_only_told_by_default(here, capfd):
     streams = capfd.readouterr()
     assert json.loads(streams.out)["steps"] == 9
     assert streams.err.count("doctor: nonfinite") == 1
+
+
+def test_the_checklist_of_the_guide_is_gone_through(here, capfd):
+    assert main(["doctor", "cartpole-ppo", "algorithm.clip=0.9", "--json"]) == 1
+    found = json.loads(capfd.readouterr().out)
+    items = {i["name"]: i for i in found["checklist"]}
+    assert items["algorithm.clip"]["state"] == "odd"
+    assert items["algorithm.lam"] | {"advice": ""} == {
+        "section": "8, priority 2", "name": "algorithm.lam", "value": 0.95, "state": "fine",
+        "advice": "",
+    }  # fmt: skip
+    assert items["update.target_kl"]["state"] == "missing"
+    assert "replay.capacity" not in items
+    assert main(["doctor", "pendulum-sac"]) == 1
+    out = capfd.readouterr().out
+    assert "odd update.max_grad_norm" in out
+    assert "ok  replay.capacity" in out
+    assert "algorithm.clip" not in out
+
+
+def test_every_item_of_the_checklist_is_a_setting_and_its_rules_are_rules():
+    from polopt.launch.doctor.names import parameter, table
+    from polopt.launch.doctor.rules import rules
+
+    known = {rule.id for rule in rules()}
+    for row in table("walk"):
+        kind = "llm" if row["kind"] == "llm" else "control"
+        assert parameter(row["setting"], "polopt", kind)
+        assert {*row["rules"].split()} <= known
+        assert row["kind"] in ("control", "policy", "replay", "llm")
+    walked = {r for row in table("walk") for r in row["rules"].split()}
+    settings = {r.id for r in rules() if r.settings}
+    assert settings - walked == {"override-lost"}
