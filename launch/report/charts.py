@@ -106,7 +106,7 @@ def line_chart(
         left, right = left - 0.5, right + 0.5
     marks = _marks(low, high, logarithmic, most=6 if height > 200 else 4)
     largest = max(map(abs, marks), default=0.0)
-    texts = [number(10**m) if logarithmic else number(m, beside=largest) for m in marks]
+    texts = [number(10**m) for m in marks] if logarithmic else _apart(marks, largest)
     margin = 14 + 6.4 * max((len(t) for t in texts), default=1)
     top, bottom, edge = 10, 36 if x else 22, 12
     inner, tall = width - margin - edge, height - top - bottom
@@ -198,6 +198,16 @@ def _marks(low: float, high: float, logarithmic: bool, most: int) -> list[float]
         # Of every second mark those that are even multiples of the step.
         found = [m for m in found if round(m / step) % every == 0]
     return found
+
+
+def _apart(marks: Sequence[float], beside: float) -> list[str]:
+    """Return numbers with as many digits as tell them apart."""
+    texts: list[str] = []
+    for digits in range(3, 9):
+        texts = [number(mark, digits, beside=beside) for mark in marks]
+        if len(set(texts)) == len(texts):
+            break
+    return texts
 
 
 def _text(px: float, py: float, content: str, anchor: str, kind: str = "tick") -> str:

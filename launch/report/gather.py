@@ -12,7 +12,7 @@ from polopt.launch.doctor.log import Log
 from polopt.launch.doctor.readers import NotALogError, read
 from polopt.launch.files import read_json
 from polopt.launch.recipe import load
-from polopt.launch.report.samples import Sample, read_samples
+from polopt.launch.report.samples import Sample, read_samples, read_tables
 
 __all__ = ["ASIDE", "ReportRun", "gather"]
 
@@ -138,6 +138,7 @@ def _of_log(log: Log) -> ReportRun:
     config = {log.paths.get(k, k): _word(v) for k, v in log.settings.items()}
     # What others do not tell of their settings may differ, unless the name says it is the seed.
     same = _SEED.sub("seed", log.source) if found else log.source
+    path = Path(log.source)
     return ReportRun(
         source=log.source,
         name=_short(log.source),
@@ -151,7 +152,7 @@ def _of_log(log: Log) -> ReportRun:
         error="",
         machine="",
         findings=diagnose(log),
-        samples=[],
+        samples=read_tables(path if path.is_dir() else path.parent) if log.kind == "llm" else [],
         key=(log.framework, same, tuple(sorted(log.columns)), tuple(config.items())),
     )
 

@@ -194,7 +194,7 @@ def _bar(section: Section) -> tuple[float, str] | None:
 
 
 def _caption(section: Section) -> str:
-    text = "Hover over a curve for its numbers. "
+    text = ""
     if any(len(group.runs) > 1 for group in section.groups):
         text += (
             "Lines: mean over seeds; areas: ± one standard deviation; thin: each seed, with a dot "

@@ -1,5 +1,6 @@
 """Answers of a language model, as a run folder keeps them."""
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -7,12 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Sample", "clean", "read_samples"]
+__all__ = ["Sample", "clean", "read_samples", "read_tables"]
 
 _LINE = 1 << 20  # characters of a line; longer ones are passed over
 _SHOWN = 1500  # characters of a text
+_TABLE, _LARGEST = "completions_", 64 << 20  # TRL's tables, in bytes
 _STEPS, _EACH = 3, 4  # moments of a run, and answers of each
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+# Controls, halves of characters, and what turns the direction of the text that follows.
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +69,45 @@ def read_samples(folder: Path) -> list[Sample]:
                 for key in list(kept)[1:-1:2]:
                     del kept[key]
         for kind in dict.fromkeys(key[0] for key in kept):
-            steps = sorted(step for k, step in kept if k == kind)
-            last = len(steps) - 1
-            spread = {steps[round(i * last / (_STEPS - 1))] for i in range(_STEPS)}
-            found += [_sample(r, kind, s) for s in sorted(spread) for r in kept[kind, s]]
+            steps = _spread(sorted(step for k, step in kept if k == kind))
+            found += [_sample(r, kind, s) for s in steps for r in kept[kind, s]]
     return found
+
+
+def read_tables(folder: Path) -> list[Sample]:
+    """Return some answers of a run of TRL with `log_completions`, from its tables.
+
+    Args:
+        folder: The output folder, or one of its checkpoints. The tables are read with pyarrow;
+            without it, or without tables, there are no answers.
+    """
+    if folder.name.startswith("checkpoint-"):
+        folder = folder.parent
+    tables = {
+        int(p.stem[len(_TABLE) :]): p
+        for p in folder.glob(f"completions/{_TABLE}*.parquet")
+        if p.stem[len(_TABLE) :].isdecimal() and p.stat().st_size <= _LARGEST
+    }
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import read_table
+    except ModuleNotFoundError:
+        return []
+    found: list[Sample] = []
+    for step in _spread(sorted(tables)):
+        with contextlib.suppress(ArrowException, OSError, ValueError):
+            for row in read_table(tables[step]).slice(0, _EACH).to_pylist():
+                if "completion" in row:
+                    numbers = {k: v for k, v in row.items() if k not in ("step", "advantage")}
+                    numbers = {k: v for k, v in numbers.items() if isinstance(v, int | float)}
+                    found.append(_sample({**row, "rewards": numbers}, "training", step))
+    return found
+
+
+def _spread(steps: list[int]) -> list[int]:
+    """Return the first, the last, and some between."""
+    last = len(steps) - 1
+    return sorted({steps[round(i * last / (_STEPS - 1))] for i in range(_STEPS)}) if steps else []
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:

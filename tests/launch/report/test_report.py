@@ -192,10 +192,40 @@ def test_samples_of_the_beginning_the_middle_and_the_end(tmp_path):
     assert read_samples(tmp_path) == []
 
 
+def test_samples_from_the_tables_of_trl(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "completions").mkdir()
+    for step in (1, 2, 3, 4, 5):
+        rows = [
+            {"step": step, "prompt": [{"role": "user", "content": HOSTILE[:40]}],
+             "completion": f"answer {step}.{i}", "right": 0.5, "advantage": -1.0}
+            for i in range(9)
+        ]  # fmt: skip
+        path = tmp_path / "completions" / f"completions_{step:05d}.parquet"
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    (tmp_path / "completions" / "completions_00006.parquet").write_bytes(b"PAR1 no")
+    checkpoint = tmp_path / "checkpoint-5"
+    checkpoint.mkdir()
+    history = [{"step": s, "reward": s / 5, "completions/mean_length": 3.0} for s in range(1, 6)]
+    state = {"global_step": 5, "log_history": history}
+    (checkpoint / "trainer_state.json").write_text(json.dumps(state))
+    ((run,), errors) = gather([checkpoint])
+    assert not errors
+    # The last of the six is damaged.
+    assert [s.completion for s in run.samples] == [
+        f"answer {step}.{i}" for step in (1, 3) for i in range(4)
+    ]
+    assert run.samples[0].marks == {"right": "0.5", "advantage": "−1"}
+    page, _ = page_of(checkpoint)
+    assert "answer 3.2" in page.text
+
+
 @given(st.text(st.characters(), max_size=40))
 def test_clean_text_can_be_encoded(text):
     shown = clean(text).encode().decode()
     assert not any(ord(c) < 32 and c not in "\n\t" for c in shown)
+    assert not any("\u202a" <= c <= "\u202e" or "\u2066" <= c <= "\u2069" for c in shown)
 
 
 def test_seeds_in_the_names_of_foreign_logs(tmp_path):
@@ -272,6 +302,13 @@ def test_numbers(value, text):
 def test_a_deviation_has_the_unit_of_its_mean():
     assert number(640.0, 2, beside=13_100.0) == "0.64k"
     assert number(0.0, beside=13_100.0) == "0"
+
+
+def test_ticks_are_told_apart():
+    line = Line(style="c0", name="n", mean=[(0.0, 0.4922), (1.0, 0.4931)])
+    drawn = line_chart([line], label="l", size=(300, 180))
+    ticks = [part.split("<")[0] for part in drawn.split('text-anchor="end">')[1:]]
+    assert len(ticks) == len(set(ticks)) > 1
 
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
