@@ -156,7 +156,7 @@ def curve(group: Group, metric: str, *, points: int, hold: bool) -> Line | None:
         mean=[(x, mean) for x, mean, _ in stats],
         band=[(x, mean - sd, mean + sd) for x, mean, sd in stats if math.isfinite(sd)],
         single=singles,
-        ends=[s[-1] for s in singles] if hold else [],
+        ends=[s[-1] for s in singles if s[-1][0] < steps[-1]] if hold and steps else [],
     )
 
 

@@ -25,6 +25,7 @@ def phases(section: Section) -> tuple[list[dict[str, Any]], list[tuple[str, int]
     """
     indices = {name: i for i, name in enumerate(PHASES)}
     bars: list[dict[str, Any]] = []
+    binding: set[str] = set()  # a phase is told once
     used: dict[str, str] = {}
     for group in section.groups:
         measured = [s for run in group.runs if (s := phase_seconds(run.log))]
@@ -50,6 +51,8 @@ def phases(section: Section) -> tuple[list[dict[str, Any]], list[tuple[str, int]
                 }
             )
         advice = bottleneck(group.runs[0].log, mean)
+        told = advice is None or advice.phase in binding
+        binding.add(advice.phase if advice else "")
         bars.append(
             {
                 "label": group.label,
@@ -57,7 +60,7 @@ def phases(section: Section) -> tuple[list[dict[str, Any]], list[tuple[str, int]
                 + (" a run" if len(measured) > 1 else ""),
                 "parts": parts,
                 "spoken": ", ".join(p["title"] for p in parts),
-                "says": [advice.text] if advice and len(section.groups) <= 4 else [],
+                "says": "" if told else advice.text,
             }
         )
     return bars, [(used[p], indices[p]) for p in PHASES if p in used]
@@ -74,7 +77,7 @@ def findings(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
         run, finding = seen[0]
         where = ""
         if len(runs) > 1:
-            names = [r.source.rpartition("/")[2] for r, _ in seen]
+            names = [r.source.rpartition("/")[2] if r.task else r.name for r, _ in seen]
             where = f"in {len(seen)} of {len(runs)} runs: {', '.join(names[:3])}"
             where += ", …" if len(names) > 3 else ""
         evidence = [

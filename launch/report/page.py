@@ -231,26 +231,31 @@ def _solved(group: Group) -> str:
     return f"{int(sum(known))} of {len(known)}" if known else "–"
 
 
+def _best(section: Section) -> tuple[str | None, Group]:
+    """Return the result that configurations are told apart by, and the one that has most of it."""
+    order = ("accuracy, sampled", "evaluation", "training reward")
+    results = [_results(group) for group in section.groups]
+    first = next((n for n in order if any(n in r for r in results)), None)
+    heights = [r[first][0] if first in r else -math.inf for r in results]
+    return first, section.groups[heights.index(max(heights))]
+
+
 def _table(section: Section, names: Sequence[str]) -> dict[str, Any]:
     solved = any("solved" in run.facts for g in section.groups for run in g.runs)
-    rows = []
+    rows, (_, top) = [], _best(section)
     for group in section.groups:
         results = _results(group)
         cells = [{"value": _solved(group), "spread": ""}] if solved else []
         cells += [_cell(results.get(name)) for name in names]
-        rows.append({"group": group, "runs": len(group.runs), "cells": cells})
+        best = group is top
+        rows.append({"group": group, "runs": len(group.runs), "cells": cells, "best": best})
     return {"columns": [*(["solved"] if solved else []), *names], "rows": rows}
 
 
 def _cards(section: Section, runs: Sequence[ReportRun]) -> list[dict[str, str]]:
     """Return the cards: of the configuration alone, or of the best."""
-    order = ("accuracy, sampled", "evaluation", "training reward")
+    first, best = _best(section)
     results = {id(g): _results(g) for g in section.groups}
-    first = next((n for n in order if any(n in r for r in results.values())), None)
-    best = max(
-        section.groups,
-        key=lambda g: results[id(g)].get(first, (-math.inf,))[0] if first else 0.0,
-    )
     mine, many = results[id(best)], len(section.groups) > 1
     cards = []
 
