@@ -87,7 +87,8 @@ class Source:
         except (OSError, ValueError) as error:
             raise ValueError(
                 f"cannot load the dataset {self.name!r} (config {self.config}, split "
-                f"{self.split!r}): {first_line(error)}; files of yours are named by train_files"
+                f"{self.split!r}): {first_line(error).rstrip('.')}; files of yours are named by "
+                "train_files"
             ) from error
         finally:
             if not progress:

@@ -115,7 +115,7 @@ def run(trainer: str, job: LlmJob, *, every: float, budget: float) -> dict[str, 
         if trainer == "polopt":
             made: GRPOTrainer = PolicyTrainer(
                 args=config, algorithm=job.algorithm, correct_at=job.task.correct_at,
-                trim_padding=job.trim_padding, **shared,
+                **job.ours, **shared,
             )  # fmt: skip
         else:
             clip: Any = job.algorithm.objective.surrogate

@@ -104,13 +104,15 @@ def _train(job: LlmJob, run: Run, stack: contextlib.ExitStack) -> dict[str, Any]
                 config,
                 algorithm=job.algorithm,
                 correct_at=job.task.correct_at,
-                trim_padding=job.trim_padding,
                 train_dataset=data,
                 processing_class=tokenizer,
                 peft_config=adapter,
+                **job.ours,
             )
     except ValueError as error:
         raise RecipeError(str(error)) from error
+    if job.engine is not None:
+        stack.callback(trainer.vllm_generation.close)
     held_out = [row["prompt"] for row in held_out_rows(job.task, job.evaluation.problems)]
     check_lengths([*data["prompt"], *held_out], tokenizer, model.config)
     trainer.remove_callback(PrinterCallback)
@@ -118,6 +120,11 @@ def _train(job: LlmJob, run: Run, stack: contextlib.ExitStack) -> dict[str, Any]
     trainer.add_callback(watch)
 
     found = newest(run.path)
+    if found is not None:
+        try:
+            trainer.check_checkpoint(found)
+        except ValueError as error:
+            raise RecipeError(str(error)) from error
     run.continue_from(_step(found) if found else -1)
     steps = _finished(found, config.max_steps)
     if steps is None:

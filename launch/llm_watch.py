@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from transformers import TrainerCallback
 from trl.models import unwrap_model_for_generation
 
+from polopt.envs.contract import RewardError
 from polopt.ext.trl.checkpoints import recover_folder, replace_folder
 from polopt.ext.trl.evaluate import judge, report
 from polopt.ext.trl.trainer import PolicyTrainer
@@ -122,16 +123,23 @@ class Watch(TrainerCallback):
         mine, samples = self.rows[rank::world], self._job.evaluation.samples
         # Where the model is sharded, ranks take part in each other's batches: all have as many.
         filled = mine + self.rows[:1] * (-(-len(self.rows) // world) - len(mine))
+        fault: RewardError | None = None
         with self._whole_model() as model:
-            problems, greedy, drawn = judge(
-                model,
-                self._tokenizer,
-                self._job.task,
-                filled,
-                samples=samples,
-                max_new_tokens=self._job.batch.max_length,
-                seed=1000 * step + rank,
-            )
+            try:
+                problems, greedy, drawn = judge(
+                    model,
+                    self._tokenizer,
+                    self._job.task,
+                    filled,
+                    samples=samples,
+                    max_new_tokens=self._job.batch.max_length,
+                    seed=1000 * step + rank,
+                )
+            except RewardError as error:  # the other ranks would wait for this one for ever
+                fault = error
+        told = gather_object([str(fault)] if fault else [])
+        if told:
+            raise fault or RewardError(told[0])
         problems = problems[: len(mine)]
         metrics = dict(_named(report(gather_object(problems)), samples))
         self.evaluated = step

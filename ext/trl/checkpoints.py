@@ -8,13 +8,25 @@ from typing import Any
 
 import transformers
 import trl
+from accelerate.utils import gather_object
 from safetensors import SafetensorError
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
+from transformers.utils import logging
 
+from polopt.envs.rows import first_line
 from polopt.ext.trl.sharding import ShardingTrainer
 from polopt.losses import Algorithm
 
-__all__ = ["STATE", "CheckpointingTrainer", "recover_folder", "replace_folder", "sync"]
+__all__ = [
+    "STATE",
+    "CheckpointingTrainer",
+    "recover_folder",
+    "replace_folder",
+    "sync",
+    "warn_of_random_states",
+]
+
+logger = logging.get_logger(__name__)
 
 STATE = "polopt.json"
 """What polopt adds to a checkpoint of TRL."""
@@ -40,9 +52,38 @@ class CheckpointingTrainer(ShardingTrainer):
     def _get_output_dir(self, trial: Any) -> str:  # noqa: ANN401
         return super()._get_output_dir(trial) if self._staging is None else str(self._staging)
 
+    def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        """See `transformers.Trainer`; what goes wrong is a sentence on all ranks.
+
+        Raises:
+            ValueError: If the repository cannot be made.
+        """
+        told = []
+        try:
+            super().init_hf_repo(*args, **kwargs)  # does something on the main rank alone
+        except Exception as error:  # of the hub, of its client, of the network
+            told = [first_line(error)]
+        told = gather_object(told)
+        if told:
+            name = self.args.hub_model_id or Path(self.args.output_dir).absolute().name
+            raise ValueError(
+                f"cannot make the repository {name!r} on the hub: {told[0].rstrip('.')}; log in "
+                "with `hf auth login` or HF_TOKEN, or leave push_to_hub out"
+            )
+
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        if self._staging is None:  # else it moves while it is sent
+        if self._staging is not None:  # it moves while it would be sent
+            return
+        try:
             super()._push_from_checkpoint(checkpoint_folder)
+        except Exception as error:  # training does not depend on it
+            logger.warning("cannot push %s: %s", checkpoint_folder, first_line(error))
+
+    def _finish_current_push(self) -> None:
+        super()._finish_current_push()
+        for job in getattr(getattr(self, "push_in_progress", None), "jobs", ()):
+            if (error := job.exception()) is not None:
+                logger.warning("a push to the hub has failed: %s", first_line(error))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:  # noqa: ANN401
         root, writes = Path(super()._get_output_dir(trial)), self.args.should_save
@@ -61,9 +102,9 @@ class CheckpointingTrainer(ShardingTrainer):
                 made = staging / name
                 self.state.save_to_json(str(made / "trainer_state.json"))
                 (made / STATE).write_text(json.dumps(self._state_of_run()))
+                if not self.args.save_only_model:
+                    warn_of_random_states(made, self.accelerator)
                 replace_folder(made, root / name)
-            if self.args.push_to_hub:
-                self._push_from_checkpoint(str(root / name))
         except (OSError, RuntimeError, SafetensorError) as error:  # torch has no error of its own
             raise OSError(
                 f"cannot write the checkpoint {root / name}: {error}; earlier ones are as they were"
@@ -72,6 +113,8 @@ class CheckpointingTrainer(ShardingTrainer):
             self._staging = None
             if writes:
                 shutil.rmtree(staging, ignore_errors=True)
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(root / name))
         if writes:
             rotate_checkpoints(
                 output_dir=str(root),
@@ -128,6 +171,19 @@ class CheckpointingTrainer(ShardingTrainer):
         path = Path(self.args.output_dir) / "README.md"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(lines), encoding="utf-8")
+
+
+def warn_of_random_states(checkpoint: Path, accelerator: Any) -> None:  # noqa: ANN401
+    """Say that ranks have no random state in a checkpoint, on the main rank."""
+    count = accelerator.num_processes
+    names = [f"rng_state_{rank}.pth" for rank in range(count)] if count > 1 else ["rng_state.pth"]
+    missing = [name for name in names if not (checkpoint / name).exists()]
+    if missing and accelerator.is_main_process:
+        logger.warning(
+            "%s lacks %s, as where hosts do not share the file system, or another number of ranks "
+            "wrote it: a run that goes on from it does so with other random numbers, and not "
+            "exactly as it would have without the interruption.", checkpoint, ", ".join(missing),
+        )  # fmt: skip
 
 
 def replace_folder(made: Path, target: Path) -> None:

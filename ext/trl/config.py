@@ -1,13 +1,11 @@
 """What `PolicyTrainer` refuses before any work starts."""
 
 import copy
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from accelerate.utils import gather_object
 from trl import GRPOConfig
 
 from polopt.losses import Algorithm, OffPolicy
@@ -19,7 +17,6 @@ __all__ = [
     "check_config",
     "check_data",
     "check_rollouts",
-    "check_same_data",
     "check_sampling",
     "check_tokenizer",
     "check_windows",
@@ -249,28 +246,6 @@ def check_tokenizer(tokenizer: Any, dataset: Any) -> None:  # noqa: ANN401
             "the prompts are conversations, and the tokenizer has no chat template: set "
             "tokenizer.chat_template, take the model's instruction-tuned variant, or give prompts "
             "as text"
-        )
-
-
-def check_same_data(dataset: Any, accelerator: Any) -> None:  # noqa: ANN401
-    """Refuse ranks that read different data: each would take its rows of another order.
-
-    Compares the number of rows and up to 64 of them, spread evenly; a collective.
-
-    Raises:
-        ValueError: On every rank, with what each has.
-    """
-    if not hasattr(dataset, "__len__") or accelerator.num_processes == 1:
-        return
-    size = len(dataset)
-    rows = [dataset[i] for i in range(0, size, max(size // 64, 1))]
-    digest = hashlib.sha256(repr(rows).encode()).hexdigest()[:8]
-    found = gather_object([f"{size} rows ({digest})"])
-    if len(set(found)) > 1:
-        each = ", ".join(f"rank {i}: {text}" for i, text in enumerate(found))
-        raise ValueError(
-            f"the ranks have different training data ({each}): give all of them the same rows in "
-            "the same order; TRL deals them out"
         )
 
 

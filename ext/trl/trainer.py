@@ -18,13 +18,12 @@ from transformers.utils import logging
 from trl import GRPOConfig
 
 from polopt.ext.trl.advantage import AdvantageTrainer, whole_texts
-from polopt.ext.trl.checkpoints import STATE
+from polopt.ext.trl.checkpoints import STATE, warn_of_random_states
 from polopt.ext.trl.config import (
     check_algorithm,
     check_config,
     check_data,
     check_rollouts,
-    check_same_data,
     check_sampling,
     check_tokenizer,
     check_windows,
@@ -36,6 +35,7 @@ from polopt.ext.trl.full_kl import FullKl
 from polopt.ext.trl.metrics import Window, step_metrics
 from polopt.ext.trl.padding import Padding
 from polopt.ext.trl.rewards import checked_rewards
+from polopt.ext.trl.rows import check_same_data, fingerprint
 from polopt.ext.trl.sampling import PromptStream, without_empty
 from polopt.ext.trl.selection import select_tokens, select_window
 from polopt.losses import Algorithm, resolve
@@ -64,11 +64,13 @@ class PolicyTrainer(AdvantageTrainer):
         trim_padding: Deal the rows of an optimizer step to micro-batches in order of length and
             cut their padding, as far as the model allows (see `Padding.of`). The gradient is
             the same.
+        accept_changed_data: Go on from a checkpoint of other training rows.
         **kwargs: As for `GRPOTrainer`.
 
     Attributes:
         generated: Answers that this rank has generated to train on, refilling included.
         refilled: Counts over the run of dynamic sampling: rounds, and groups dropped by cause.
+        data: What the training rows are: their number and a hash of all of them.
         ended: Why training ended before its last step, or None.
 
     Raises:
@@ -84,6 +86,7 @@ class PolicyTrainer(AdvantageTrainer):
         algorithm: Algorithm,
         correct_at: float = 1.0,
         trim_padding: bool = True,
+        accept_changed_data: bool = False,
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
         check_algorithm(algorithm)
@@ -105,7 +108,7 @@ class PolicyTrainer(AdvantageTrainer):
         if (rollout := kwargs.get("rollout_func")) is not None:
             kwargs["rollout_func"] = without_empty(rollout)
         self.algorithm = copy.deepcopy(algorithm)  # its controllers change
-        self.correct_at = correct_at
+        self.correct_at, self._accepts = correct_at, accept_changed_data
         self.policy_loss = PolicyLoss(resolve(algorithm.objective, 0))
         self._rewards: Tensor | None = None
         self._kept: Tensor | None = None
@@ -119,7 +122,8 @@ class PolicyTrainer(AdvantageTrainer):
         rewards = checked_rewards(reward_funcs, self.reward_faults)
         super().__init__(model, rewards, with_reference(args, algorithm), **kwargs)
         check_tokenizer(self._tokenizer, self.train_dataset)
-        check_same_data(self.train_dataset, self.accelerator)
+        self.data = fingerprint(self.train_dataset)
+        check_same_data(self.data, self.accelerator)
         if getattr(self, "aux_loss_enabled", False):
             raise ValueError(
                 "the model is a mixture of experts with an auxiliary loss, which PolicyTrainer "
@@ -277,6 +281,7 @@ class PolicyTrainer(AdvantageTrainer):
             "refilled": dict(self.refilled),
             "exact": self._step % cycle == 0,
             "controllers": states_of(self.algorithm),
+            "data": self.data,
         }
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -284,11 +289,29 @@ class PolicyTrainer(AdvantageTrainer):
         if checkpoint is not None and (Path(checkpoint) / STATE).exists():
             self.restore(Path(checkpoint))
 
+    def check_checkpoint(self, checkpoint: Path) -> None:
+        """Refuse a checkpoint of a run on other rows.
+
+        Raises:
+            ValueError: If the training rows were others, and that was not accepted.
+        """
+        then = json.loads((checkpoint / STATE).read_text()).get("data")
+        if then != self.data and None not in (then, self.data) and not self._accepts:
+            raise ValueError(
+                f"the training data has changed since {checkpoint}: {then} then, {self.data} now; "
+                "bring the rows of then back, or set accept_changed_data (in a recipe "
+                "trainer.accept_changed_data=true) to go on with these"
+            )
+
     def restore(self, checkpoint: Path) -> None:
         """Take over counts, controllers and the position in the prompts from a checkpoint.
 
         `train(resume_from_checkpoint=…)` does it.
+
+        Raises:
+            ValueError: As `check_checkpoint`.
         """
+        self.check_checkpoint(checkpoint)
         state = json.loads((checkpoint / STATE).read_text())
         if self._stream is not None:
             self._stream.position = state["prompts_drawn"]
@@ -296,6 +319,7 @@ class PolicyTrainer(AdvantageTrainer):
         self.refilled = Counter(state["refilled"])
         self._reported = Counter(self.refilled)
         load_states(self.algorithm, state["controllers"])
+        warn_of_random_states(checkpoint, self.accelerator)
         if not state["exact"]:
             logger.warning(
                 "%s was written between two generations: the run goes on with fresh completions, "

@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import signal
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,48 @@ def test_what_is_pushed_is_a_whole_checkpoint(tmp_path, monkeypatch):
     trainer.args.push_to_hub = True
     trainer.train()
     assert pushed == [("checkpoint-1", True), ("checkpoint-2", True)]
+
+
+def test_a_hub_that_cannot_be_reached_is_one_sentence(tmp_path, monkeypatch):
+    """At the start; later it costs a warning, and training goes on."""
+    from transformers import Trainer
+    from transformers.utils import PushInProgress
+
+    from polopt.ext.trl import checkpoints
+
+    said = []
+    monkeypatch.setattr(checkpoints.logger, "warning", lambda text, *a: said.append(text % a))
+    state = {"reached": False, "pushes": 0}
+
+    def init(self, *_, **__):
+        if not state["reached"]:
+            raise ConnectionError("[Errno 111] Connection refused\nand more")
+        self.hub_model_id, self.push_in_progress = "me/tiny", None
+
+    def push(self, folder):
+        state["pushes"] += 1
+        if state["pushes"] == 1:
+            raise ConnectionError("[Errno 101] Network is unreachable")
+        job = Future()
+        job.set_exception(ConnectionError("[Errno 110] Timed out"))
+        self.push_in_progress = PushInProgress([job])
+
+    monkeypatch.setattr(Trainer, "init_hf_repo", init)
+    monkeypatch.setattr(Trainer, "_push_from_checkpoint", push)
+    knobs = {"push_to_hub": True, "hub_model_id": "me/tiny", "save_strategy": "steps",
+             "save_steps": 1, "max_steps": 2}  # fmt: skip
+    match = r"repository 'me/tiny' on the hub: .*refused; log in"
+    with pytest.raises(ValueError, match=match) as caught:
+        setup.build(PolicyTrainer, tmp_path, algorithm=setup.algorithm("dapo"), config=knobs)
+    assert "\n" not in str(caught.value)
+    state["reached"] = True
+    trainer = setup.build(
+        PolicyTrainer, tmp_path, algorithm=setup.algorithm("dapo"), config=knobs
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert said[0].endswith("checkpoint-1: [Errno 101] Network is unreachable")
+    assert said[1] == "a push to the hub has failed: [Errno 110] Timed out"
 
 
 def test_the_model_card_says_what_was_trained(tmp_path):

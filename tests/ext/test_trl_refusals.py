@@ -177,21 +177,21 @@ def test_ranks_with_different_data(monkeypatch):
 
     from datasets import Dataset
 
-    from polopt.ext.trl import config as module
+    from polopt.ext.trl import rows as module
 
     def ranks(*rows):
         """Let two ranks with these rows compare them."""
-        shown = []
-        monkeypatch.setattr(module, "gather_object", lambda mine: shown.extend(mine) or mine)
         two = SimpleNamespace(num_processes=2)
         sets = [Dataset.from_list([{"prompt": text} for text in texts]) for texts in rows]
-        for data in sets:
-            module.check_same_data(data, two)
+        shown = [module.fingerprint(data) for data in sets]
         monkeypatch.setattr(module, "gather_object", lambda _: shown)
-        for data in sets:
-            module.check_same_data(data, two)
+        for text in shown:
+            module.check_same_data(text, two)
 
     ranks(["w1", "w2"], ["w1", "w2"])
+    many = [f"w{i}" for i in range(2000)]
+    with pytest.raises(ValueError, match=r"rank 0: 2000 rows \(.*rank 1: 2000 rows"):
+        ranks(many, [*many[:1234], "other", *many[1235:]])
     with pytest.raises(ValueError, match=r"rank 0: 2 rows \(.*rank 1: 2 rows"):
         ranks(["w1", "w2"], ["w1", "w3"])
     with pytest.raises(ValueError, match=r"rank 0: 2 rows \(.*rank 1: 1 rows"):

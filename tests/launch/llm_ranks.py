@@ -7,8 +7,10 @@ from pathlib import Path
 
 import torch
 
+from polopt.envs.contract import RewardError
+from polopt.launch import llm_watch
 from polopt.launch.job import prepare
-from polopt.launch.recipe import load
+from polopt.launch.recipe import RecipeError, load
 from polopt.launch.record import read_metrics
 from polopt.launch.run import Run
 from polopt.launch.train import find_recipe, recipe_names
@@ -44,7 +46,26 @@ def main(folder):
             assert [m["step"] for m in steps] == [1, 2], steps
             assert all(0 < m["grad_norm"] < math.inf for m in steps), (name, steps)
             print(f"{name} trained", flush=True)
+    told_on_all_ranks(Path(folder) / "told")
     torch.distributed.destroy_process_group()
+
+
+def told_on_all_ranks(path):
+    """Let a reward fail on the second rank in an evaluation: both end with the same sentence."""
+    path.mkdir(exist_ok=True)
+    job = prepare(load(find_recipe("arithmetic-grpo"), SMALL), name="told")
+    real = llm_watch.judge
+
+    def judge(*args, **kwargs):
+        if int(os.environ["RANK"]):
+            raise RewardError("the reward 'mine' gave 'x' (str) to completion 0")
+        return real(*args, **kwargs)
+
+    llm_watch.judge = judge
+    try:
+        job.train(Run(path, job.tree, main=not int(os.environ["RANK"])))
+    except RecipeError as error:
+        print(f"told: {error}", flush=True)
 
 
 if __name__ == "__main__":
