@@ -1,7 +1,12 @@
 """Times of phases: what lies in another pauses it, and a trainer books all of its step."""
 
+import json
 import math
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from datasets import Dataset
@@ -164,3 +169,44 @@ def test_weight_sync_and_collectives_are_phases(tmp_path):
     trainer.model.eval()
     sampler.sync_weights()
     assert "time_sync" not in trainer.phases.take()
+
+
+RANKS = """
+import json, sys, time
+import torch
+from trl_setup import algorithm, build
+from polopt.ext.trl.trainer import PolicyTrainer
+
+trainer = build(PolicyTrainer, sys.argv[1], algorithm=algorithm("grpo"), config={"max_steps": 3})
+rank, answer = trainer.accelerator.process_index, trainer._generate_single_turn
+
+def slow(*args, **kwargs):
+    time.sleep(0.3 * rank)
+    return answer(*args, **kwargs)
+
+trainer._generate_single_turn = slow
+trainer.train()
+if rank == 0:
+    lines = [line for line in trainer.state.log_history if "time_loss" in line]
+    open(sys.argv[2], "w").write(json.dumps(lines))
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_early_waits(tmp_path):
+    script, out = tmp_path / "ranks.py", tmp_path / "lines.json"
+    script.write_text(RANKS)
+    here = Path(__file__).parent
+    subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         str(script), str(tmp_path / "run"), str(out)],
+        check=True, cwd=tmp_path, timeout=240,
+        env={**os.environ, "PYTHONPATH": str(here), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    lines = json.loads(out.read_text())
+    assert len(lines) == 3
+    for line in lines[1:]:  # the first starts what is slow once
+        assert line["time_wait"] > 0.2
+        assert line["time_generate"] < line["time_wait"]
