@@ -136,31 +136,43 @@ def _reward(plan: Plan, task: dict[str, Any]) -> None:
     )
     _unused(plan, model=model)
     task["rewards"] = rewards
-    enabled = plan.flag(_OVERLONG + "enable", default=False)
-    for key in ("enable", "len", "penalty_factor", "log"):
-        if not enabled:
+    _overlong(plan, rewards)
+
+
+def _overlong(plan: Plan, rewards: list[dict[str, Any]]) -> None:
+    """Convert the punishment of long answers: `overlong_cache`, or a reward where that differs."""
+    length = "reward.reward_kwargs.max_resp_len"
+    if not plan.flag(_OVERLONG + "enable", default=False):
+        for key in ("enable", "len", "penalty_factor", "log"):
             plan.say(_OVERLONG + key, "no effect", "", "overlong_buffer_cfg.enable is off")
-    if not enabled:
-        plan.say("reward.reward_kwargs.max_resp_len", "no effect", "", "no overlong buffer")
+        plan.say(length, "no effect", "", "no overlong buffer")
         return
-    longest = plan.integer(
-        "reward.reward_kwargs.max_resp_len", low=1, default=plan.integer("data.max_response_length")
-    )
+    budget = plan.integer("data.max_response_length")
+    longest = plan.integer(length, low=1, default=budget)
     if not plan.is_set(_OVERLONG + "len"):
         raise plan.fail(_OVERLONG + "enable", "false, or given overlong_buffer_cfg.len")
     width = plan.integer(_OVERLONG + "len", low=1)
     if width > longest:
         raise plan.fail(_OVERLONG + "len", f"at most max_resp_len = {longest}")
     factor = plan.number(_OVERLONG + "penalty_factor", default=1.0)
+    plan.say(_OVERLONG + "log", "inert", "", "every reward is logged by itself")
+    if factor == 1.0 and longest == budget:
+        plan.sections["algorithm"]["sampling"]["overlong_cache"] = width
+        target = "algorithm.sampling.overlong_cache"
+        plan.say(_OVERLONG + "enable", "ours", target, "from 0 to -1, which TRL does not have")
+        plan.say(_OVERLONG + "len", "exact", target, "")
+        plan.say(_OVERLONG + "penalty_factor", "exact", target, "1")
+        plan.say(length, "exact", "trainer.max_completion_length", "")
+        return
     rewards.append({"use": "Length", "limit": longest, "cache": width})
     plan.trainer["reward_weights"] = [1.0, factor]
-    plan.say(_OVERLONG + "enable", "ours", "task.rewards", "a second reward, from 0 to -1")
+    why = "a second reward: overlong_cache has no factor, and ends at max_completion_length"
+    plan.say(_OVERLONG + "enable", "ours", "task.rewards", why)
     plan.say(_OVERLONG + "len", "exact", "task.rewards.1.cache", "")
     plan.say(
         _OVERLONG + "penalty_factor", "converted", "trainer.reward_weights", f"[1, {factor:g}]"
     )
-    plan.say(_OVERLONG + "log", "inert", "", "every reward is logged by itself")
-    plan.say("reward.reward_kwargs.max_resp_len", "exact", "task.rewards.1.limit", "")
+    plan.say(length, "exact", "task.rewards.1.limit", "")
 
 
 def _unused(plan: Plan, *, model: bool) -> None:

@@ -174,11 +174,10 @@ def test_dapo():
         "dual": 10.0,
     }
     assert recipe["algorithm"]["sampling"]["refill"] == "correct"
-    assert recipe["task"]["rewards"] == [
-        {"use": "BySource"},
-        {"use": "Length", "limit": 8192, "cache": 2048},
-    ]
-    assert recipe["trainer"]["reward_weights"] == [1.0, 1.0]
+    assert recipe["algorithm"]["sampling"]["overlong_cache"] == 2048
+    assert recipe["trainer"]["max_completion_length"] == 8192
+    assert recipe["task"]["rewards"] == [{"use": "BySource"}]
+    assert "reward_weights" not in recipe["trainer"]
     assert recipe["trainer"]["warmup_steps"] == 10 * 8
     assert recipe["trainer"]["max_steps"] == 200 * 8
     assert recipe["trainer"]["lr_scheduler_type"] == "constant_with_warmup"

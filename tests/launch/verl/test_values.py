@@ -173,6 +173,22 @@ def test_corrections(words, expected):
     assert algorithm(keys).objective.corrections == (expected,)
 
 
+@pytest.mark.parametrize(
+    ("words", "cache", "rewards", "weights"),
+    [
+        ("", 10, 1, None),
+        ("reward_model.overlong_buffer.penalty_factor=0.5", None, 2, [1.0, 0.5]),
+        ("+reward.reward_kwargs.max_resp_len=90", None, 2, [1.0, 1.0]),
+    ],
+)
+def test_overlong_buffer(words, cache, rewards, weights):
+    buffer = "reward_model.overlong_buffer.enable=True reward_model.overlong_buffer.len=10 "
+    found = recipe(f"data.max_response_length=100 {buffer}{words}")
+    assert found["algorithm"]["sampling"].get("overlong_cache") == cache
+    assert len(found["task"]["rewards"]) == rewards
+    assert found["trainer"].get("reward_weights") == weights
+
+
 # --- sizes --------------------------------------------------------------------
 
 
