@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from polopt.envs.text import TextTask
-from polopt.ext.trl.stored import GGUF, converted, locate
+from polopt.ext.trl.stored import GGUF, converted, locate, save
 
 __all__ = ["Pretrained", "TinyQwen3", "cache_folder"]
 
@@ -117,7 +117,7 @@ class TinyQwen3:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             made = Path(scratch) / "made"
-            model.save_pretrained(made)
+            save(model, made)
             tokenizer.save_pretrained(made)
             try:
                 # A rename is atomic, and fails where another process was first.

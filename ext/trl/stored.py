@@ -10,8 +10,9 @@ import json
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-__all__ = ["GGUF", "converted", "locate"]
+__all__ = ["GGUF", "converted", "locate", "save"]
 
 PACKAGE = "package:"
 """Begins the path of a model inside a package: `package:NAME/PATH`."""
@@ -109,5 +110,25 @@ def _convert(file: Path, folder: Path) -> None:
     model = AutoModelForCausalLM.from_config(type(read.config)(**settings), dtype=torch.float32)
     model.load_state_dict(read.state_dict())
     model.generation_config = read.generation_config
-    model.save_pretrained(folder)
+    save(model, folder)
     tokenizer.save_pretrained(folder)
+
+
+def save(model: Any, folder: Path) -> None:  # noqa: ANN401
+    """Save a model of transformers into a folder, on whichever rank this is.
+
+    Its own `save_pretrained` writes weights and config on the first rank alone, in silence; each
+    host may have a cache of its own.
+    """
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    weights, seen = {}, set()
+    for name, tensor in model.state_dict().items():
+        if (place := (tensor.data_ptr(), tensor.shape)) not in seen:  # tied ones once
+            seen.add(place)
+            weights[name] = tensor.contiguous()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)

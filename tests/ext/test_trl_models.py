@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("trl")
 pytest.importorskip("reasoning_gym")
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from polopt.envs.text import arithmetic
@@ -65,6 +66,22 @@ def test_nothing_is_left_when_saving_fails(task, cache, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         TINY.make(task)
     assert not list(cache.iterdir())
+
+
+def test_it_is_whole_on_whichever_rank_it_is_made(task, cache):
+    # transformers saves on the first rank alone, and another host may have its own cache.
+    torch.distributed.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
+    try:
+        folder = TinyQwen3(warmup_steps=2).make(task)
+    finally:
+        torch.distributed.destroy_process_group()
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    again = TinyQwen3(warmup_steps=2, seed=0)._model(model.config.vocab_size)
+    trained = [
+        not torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True)
+    ]
+    assert all(trained)  # the weights are those of the file, not random ones
 
 
 def test_another_process_may_be_first(task, cache, monkeypatch):
