@@ -21,7 +21,7 @@ from urllib3.util.retry import Retry
 
 from polopt.ext.vllm.errors import ServerError
 from polopt.ext.vllm.plugin import BACKENDS
-from polopt.ext.vllm.wire import broadcast, chunks, describe, join, open_store, pack
+from polopt.ext.vllm.wire import Buffer, broadcast, chunks, describe, join, open_store, pack
 
 __all__ = ["WeightClient"]
 
@@ -84,7 +84,7 @@ class WeightClient(VLLMClient):
         self.version, self._name = 0, uuid.uuid4().hex[:8]
         self.failure: ServerError | None = None
         self._key, self._backend = key, ""
-        self._store, self._meetings = None, 0
+        self._store, self._meetings, self._buffer = None, 0, Buffer()
         super().__init__(*args, **kwargs)
 
     def check_server(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
@@ -199,8 +199,8 @@ class WeightClient(VLLMClient):
         if self._backend not in BACKENDS:
             super().update_named_params(metadata, named_params)
             return
-        self._call("start_weight_update")
         try:
+            self._call("start_weight_update")
             for part in chunks(named_params, self.chunk_bytes, self._dtype):
                 self._send(part)
             self._call("update_weights", update_info={"complete": True})
@@ -214,7 +214,7 @@ class WeightClient(VLLMClient):
         info = describe(part)
         if self._backend == "gloo":
             self._beside(
-                lambda: broadcast(self.communicator, pack(part)),
+                lambda: broadcast(self.communicator, pack(part, self._buffer)),
                 "update_weights",
                 update_info=info,
             )

