@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from polopt.envs.control import ControlTask
 from polopt.launch.control_sections import (
+    Batches,
     Checkpoints,
+    Epochs,
     Evaluation,
     Network,
     ObservationScaling,
     Optimizer,
     RewardScaling,
-    check_most,
     check_parts,
-    check_positive,
     check_ratio,
     read_sections,
     task_and_algorithm,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from polopt.launch.control_loop import Learner
     from polopt.launch.run import Run
 
-__all__ = ["ActorCritic", "Collection", "ControlJob", "Updates", "prepare"]
+__all__ = ["ActorCritic", "Collection", "ControlJob", "prepare"]
 
 _MEASURED = (
     "clip_fraction", "entropy", "episodes", "explained_variance", "grad_norm", "loss_critic",
@@ -36,37 +36,17 @@ _MEASURED = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Collection:
+class Collection(Batches):
     """How data is collected.
 
     Attributes:
-        num_envs: Copies of the environment.
-        frames_per_batch: Steps in one batch, over all copies.
-        total_frames: Steps in the whole run, at most; only whole batches are collected.
         use: `BatchedCollector`, TorchRL's `Collector`, or `module:name` of one like them.
         not_finite: What follows an observation or a reward that is not finite: `stop` ends the
             run, `drop` leaves that environment out of the batch and resets it.
     """
 
-    num_envs: int
-    frames_per_batch: int
-    total_frames: int
     use: str = "BatchedCollector"
     not_finite: Literal["stop", "drop"] = "stop"
-
-    def __post_init__(self) -> None:
-        check_positive(self, "num_envs", "frames_per_batch", "total_frames")
-        check_most(self, "num_envs", "frames_per_batch")
-        if self.frames_per_batch % self.num_envs:
-            raise ValueError(
-                f"frames_per_batch {self.frames_per_batch} must be a multiple of num_envs "
-                f"{self.num_envs}"
-            )
-        if self.total_frames < self.frames_per_batch:
-            raise ValueError(
-                f"total_frames {self.total_frames} is less than one batch of "
-                f"{self.frames_per_batch}"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,27 +62,6 @@ class ActorCritic(Network):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Updates:
-    """How a batch is used.
-
-    Attributes:
-        epochs: Passes over it.
-        minibatch_size: Steps per optimizer step.
-        max_grad_norm: Gradients are scaled down to this norm; none leaves them.
-        target_kl: No further pass follows one in which the policy moved by more nats
-            (`kl_approx`) from the one that collected; none makes all passes.
-    """
-
-    epochs: int
-    minibatch_size: int
-    max_grad_norm: float | None = 0.5
-    target_kl: float | None = None
-
-    def __post_init__(self) -> None:
-        check_positive(self, "epochs", "minibatch_size", "max_grad_norm", "target_kl")
-
-
-@dataclass(frozen=True, kw_only=True)
 class ControlJob:
     """A checked recipe for a control task; see `polopt.launch.job.Job`."""
 
@@ -111,7 +70,7 @@ class ControlJob:
     task: ControlTask
     algorithm: Algorithm
     collector: Collection
-    update: Updates
+    update: Epochs
     network: ActorCritic = field(default_factory=ActorCritic)
     optimizer: Optimizer = field(default_factory=Optimizer)
     observation_scaling: ObservationScaling | None = None
@@ -163,7 +122,7 @@ def prepare(tree: dict[str, Any], *, name: str) -> ControlJob:
     sections = {
         "collector": Collection,
         "network": ActorCritic,
-        "update": Updates,
+        "update": Epochs,
         "optimizer": Optimizer,
         "observation_scaling": ObservationScaling,
         "reward_scaling": RewardScaling,

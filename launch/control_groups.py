@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from polopt.envs.control import ControlTask
 from polopt.launch.control_sections import (
     Checkpoints,
+    Epochs,
     Evaluation,
     Network,
     Optimizer,
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from polopt.launch.control_loop import Learner
     from polopt.launch.run import Run
 
-__all__ = ["MEASURED", "Collection", "GroupJob", "Groups", "Updates", "prepare"]
+__all__ = ["MEASURED", "Collection", "GroupJob", "Groups", "prepare"]
 
 MEASURED = (
     "clip_fraction", "entropy", "episodes", "grad_norm", "groups_dropped", "groups_flat",
@@ -65,27 +66,6 @@ class Collection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Updates:
-    """How a batch is used.
-
-    Attributes:
-        epochs: Passes over it.
-        minibatch_size: Rollouts per optimizer step.
-        max_grad_norm: Gradients are scaled down to this norm; none leaves them.
-        target_kl: No further pass follows one in which the policy moved by more nats
-            (`kl_approx`) from the one that collected; none makes all passes.
-    """
-
-    epochs: int
-    minibatch_size: int
-    max_grad_norm: float | None = 0.5
-    target_kl: float | None = None
-
-    def __post_init__(self) -> None:
-        check_positive(self, "epochs", "minibatch_size", "max_grad_norm", "target_kl")
-
-
-@dataclass(frozen=True, kw_only=True)
 class GroupJob:
     """A checked recipe; see `polopt.launch.job.Job`."""
 
@@ -95,7 +75,7 @@ class GroupJob:
     algorithm: Algorithm
     groups: Groups
     collector: Collection
-    update: Updates
+    update: Epochs
     network: Network = field(default_factory=Network)
     optimizer: Optimizer = field(default_factory=Optimizer)
     evaluation: Evaluation = field(default_factory=Evaluation)
@@ -148,7 +128,7 @@ def prepare(tree: dict[str, Any], *, name: str) -> GroupJob:
     sections = {
         "groups": Groups,
         "collector": Collection,
-        "update": Updates,
+        "update": Epochs,
         "network": Network,
         "optimizer": Optimizer,
         "evaluation": Evaluation,

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from polopt.envs.control import ControlTask
 from polopt.launch.job import COMMON, loss_names, processes, seed, task_names
@@ -14,7 +14,9 @@ from polopt.losses.controllers import observe_all, states_of
 from polopt.losses.schedules import Coefficient, check_coefficient
 
 __all__ = [
+    "Batches",
     "Checkpoints",
+    "Epochs",
     "Evaluation",
     "Network",
     "ObservationScaling",
@@ -33,6 +35,56 @@ T = TypeVar("T")
 _MOST_WEIGHTS = 100_000_000
 _MOST = {"num_envs": 1_000_000, "episodes": 1_000_000, "frames_per_batch": 100_000_000}
 _OPTIONAL = ("observation_scaling", "reward_scaling")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batches:
+    """How data is collected.
+
+    Attributes:
+        num_envs: Copies of the environment.
+        frames_per_batch: Steps, over all copies, between rounds of optimizer steps.
+        total_frames: Steps in the whole run, at most; only whole batches are collected.
+    """
+
+    num_envs: int
+    frames_per_batch: int
+    total_frames: int
+
+    def __post_init__(self) -> None:
+        check_positive(self, "num_envs", "frames_per_batch", "total_frames")
+        check_most(self, "num_envs", "frames_per_batch")
+        if self.frames_per_batch % self.num_envs:
+            raise ValueError(
+                f"frames_per_batch {self.frames_per_batch} must be a multiple of num_envs "
+                f"{self.num_envs}"
+            )
+        if self.total_frames < self.frames_per_batch:
+            raise ValueError(
+                f"total_frames {self.total_frames} is less than one batch of "
+                f"{self.frames_per_batch}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epochs:
+    """How a batch is used.
+
+    Attributes:
+        epochs: Passes over it.
+        minibatch_size: Steps, or rollouts in groups, per optimizer step.
+        max_grad_norm: Gradients are scaled down to this norm; none leaves them.
+        target_kl: No further pass follows one in which the policy moved by more nats
+            (`kl_approx`) from the one that collected; none makes all passes.
+    """
+
+    epochs: int
+    minibatch_size: int
+    max_grad_norm: float | None = 0.5
+    target_kl: float | None = None
+
+    def __post_init__(self) -> None:
+        check_positive(self, "epochs", "minibatch_size", "max_grad_norm", "target_kl")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,16 +289,7 @@ def check_parts(algorithm: Algorithm, measured: Iterable[str]) -> None:
         raise RecipeError(f"'algorithm': {error}") from error
 
 
-class _Update(Protocol):
-    @property
-    def epochs(self) -> int: ...
-    @property
-    def minibatch_size(self) -> int: ...
-    @property
-    def target_kl(self) -> float | None: ...
-
-
-def check_ratio(algorithm: Algorithm, update: _Update, whole: int, other: str) -> None:
+def check_ratio(algorithm: Algorithm, update: Epochs, whole: int, other: str) -> None:
     """Refuse to use a batch more than once where the algorithm has no importance ratio.
 
     Args:

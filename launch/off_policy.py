@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from polopt.envs.control import ControlTask
 from polopt.launch.control_sections import (
+    Batches,
     Checkpoints,
     Evaluation,
     Network,
     ObservationScaling,
     Optimizer,
     RewardScaling,
-    check_most,
     check_positive,
     read_sections,
     task_and_algorithm,
@@ -30,36 +30,7 @@ if TYPE_CHECKING:
     from polopt.launch.control_loop import Learner
     from polopt.launch.run import Run
 
-__all__ = ["Collection", "OffPolicyJob", "Prioritised", "Replay", "Updates", "prepare"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Collection:
-    """How data is collected.
-
-    Attributes:
-        num_envs: Copies of the environment.
-        frames_per_batch: Steps, over all copies, between rounds of optimizer steps.
-        total_frames: Steps in the whole run, at most; only whole batches are collected.
-    """
-
-    num_envs: int
-    frames_per_batch: int
-    total_frames: int
-
-    def __post_init__(self) -> None:
-        check_positive(self, "num_envs", "frames_per_batch", "total_frames")
-        check_most(self, "num_envs", "frames_per_batch")
-        if self.frames_per_batch % self.num_envs:
-            raise ValueError(
-                f"frames_per_batch {self.frames_per_batch} must be a multiple of num_envs "
-                f"{self.num_envs}"
-            )
-        if self.total_frames < self.frames_per_batch:
-            raise ValueError(
-                f"total_frames {self.total_frames} is less than one batch of "
-                f"{self.frames_per_batch}"
-            )
+__all__ = ["OffPolicyJob", "Prioritised", "Replay", "Updates", "prepare"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +117,7 @@ class OffPolicyJob:
     tree: dict[str, Any]
     task: ControlTask
     algorithm: OffPolicy
-    collector: Collection
+    collector: Batches
     replay: Replay
     update: Updates
     exploration: "Rule | None" = None
@@ -216,7 +187,7 @@ def prepare(tree: dict[str, Any], *, name: str) -> OffPolicyJob:
         RecipeError: If the recipe is wrong.
     """
     sections = {
-        "collector": Collection,
+        "collector": Batches,
         "replay": Replay,
         "update": Updates,
         "network": Network,
