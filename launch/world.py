@@ -48,7 +48,7 @@ def meet(job: LlmJob) -> Accelerator:
             f"{job.processes} -m polopt train …"
         )
     asked, found = job.strategy or _set_up(), obtained(accelerator)
-    if count > 1 and asked != found:
+    if asked != found and (count > 1 or asked != "ddp"):
         mend = (
             f"start it with accelerate launch --config_file {config_file(asked)}"
             if torch.cuda.is_available()
@@ -66,7 +66,7 @@ def obtained(accelerator: Accelerator) -> str:
         return f"zero{accelerator.state.deepspeed_plugin.zero_stage}"
     if kind == DistributedType.FSDP:
         return "fsdp2" if accelerator.is_fsdp2 else "fsdp1"
-    return "ddp"
+    return "ddp" if accelerator.num_processes > 1 else "a single process"
 
 
 def _set_up() -> str:

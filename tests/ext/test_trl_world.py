@@ -38,6 +38,7 @@ def test_gradients_do_not_depend_on_processes_or_shards(tmp_path):
     sharded = start(tmp_path / "sharded", launcher)
     assert [one["processes"], two["processes"], sharded["processes"]] == [1, 2, 2]
     assert [one["sharded"], two["sharded"], sharded["sharded"]] == [False, False, True]
+    assert one["resumed"] is two["resumed"] is sharded["resumed"] is True  # bit for bit
     # The reference, too, is sharded by layers, and not as one.
     assert {"model.layers.0", "model.layers.1"} <= set(sharded["reference_units"])
     for other in (two, sharded):

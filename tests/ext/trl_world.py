@@ -78,24 +78,35 @@ def main(argv):
         model.save_pretrained(args.folder / "model")
     state.wait_for_everyone()
     sharded = os.environ.get("ACCELERATE_USE_FSDP") == "true"
-    trainer = build(
-        Keeper,
-        args.folder / f"out-{os.getpid()}",
-        model=str(args.folder / "model"),
-        tokenizer=tokenizer,
-        algorithm=losses.grpo(kl_coef=0.1),
-        config={
-            "per_device_train_batch_size": BATCH // state.num_processes // args.accumulate,
-            "gradient_accumulation_steps": args.accumulate,
-            "max_steps": args.steps,
-            "max_grad_norm": 0.5,
-            "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": sharded}},
-        },
-    )
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
+    config = {
+        "per_device_train_batch_size": BATCH // state.num_processes // args.accumulate,
+        "gradient_accumulation_steps": args.accumulate,
+        "max_steps": args.steps,
+        "max_grad_norm": 0.5,
+        "optim": "adamw_torch",  # it has a state to resume
+        "learning_rate": 0.003,
+        "save_strategy": "steps",
+        "save_steps": args.steps - 1,
+    }
+    sync = {"sync_each_batch": sharded}
+
+    def trained(checkpoint=None):
+        trainer = build(
+            Keeper,
+            args.folder / "out",
+            model=str(args.folder / "model"),
+            tokenizer=tokenizer,
+            algorithm=losses.grpo(kl_coef=0.1),
+            config={**config, "accelerator_config": {"gradient_accumulation_kwargs": {**sync}}},
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        policy = trainer.accelerator.unwrap_model(trainer.model)
+        return trainer, {f"weight.{n}": whole(p) for n, p in policy.named_parameters()}
+
+    trainer, weights = trained()
     policy = trainer.accelerator.unwrap_model(trainer.model)
-    weights = {f"weight.{n}": whole(p) for n, p in policy.named_parameters()}
+    _, resumed = trained(str(args.folder / "out" / f"checkpoint-{args.steps - 1}"))
     hosts = gather_object([os.environ.get("POLOPT_TEST_HOST", socket.gethostname())])
     if state.is_main_process:
         save_file({**trainer.kept, **weights}, args.folder / "world.safetensors")
@@ -106,6 +117,7 @@ def main(argv):
             "hosts": hosts,
             "sharded": all(isinstance(p, DTensor) for p in policy.parameters()),
             "reference_units": units,
+            "resumed": all(torch.equal(weights[name], resumed[name]) for name in weights),
             "grad_norm": [entry["grad_norm"] for entry in log],
             "kl": [entry["kl"] for entry in log],
         }
