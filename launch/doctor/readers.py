@@ -23,6 +23,7 @@ from polopt.launch.doctor.lines import (
 )
 from polopt.launch.doctor.log import Log, Mention, Series
 from polopt.launch.doctor.names import FRAMEWORKS, aliases, canonical, framework_of, settings_from
+from polopt.launch.doctor.scalars import read_scalars
 from polopt.launch.files import read_json
 from polopt.launch.recipe import load
 
@@ -39,7 +40,8 @@ def read(path: Path) -> list[Log]:
     """Read the runs in a file or folder.
 
     Folders: a run folder of ours, an output folder or checkpoint of transformers, a folder with
-    SB3's progress.csv, with TensorBoard files, with verl's `.jsonl`, or a folder of such folders.
+    SB3's progress.csv, with TensorBoard files, with the `scalars` of TorchRL's CSVLogger, with
+    verl's `.jsonl`, or a folder of such folders.
 
     Raises:
         NotALogError: In one sentence.
@@ -66,6 +68,8 @@ def _folder(path: Path, depth: int) -> list[Log]:
     events = sorted(path.glob("*.tfevents.*"))
     if events:
         return _files(events, name=path)
+    if (path / "scalars").is_dir() and (log := _torchrl(path)):
+        return [log]
     logs: list[Log] = []
     singles = [p for s in ("*.jsonl", "*.jsonl.gz", "*.log", "*.log.gz") for p in path.glob(s)]
     for file in sorted(singles):
@@ -81,6 +85,20 @@ def _folder(path: Path, depth: int) -> list[Log]:
             "TensorBoard files, .jsonl or .log"
         )
     return logs
+
+
+def _torchrl(path: Path) -> Log | None:
+    """Read a run of TorchRL's CSVLogger; None where no metric of it is known."""
+    reading = Reading()
+    series = read_scalars(path / "scalars", reading)
+    log = build_log(series, str(path), framework="torchrl")
+    if not log.columns:
+        return None
+    log.rows = max(len(s) for s in log.columns.values())
+    _infer(log)
+    if reading.damaged:
+        log.notes.append(_left_out(reading.damaged))
+    return log
 
 
 def _with_text(file: Path) -> list[Log]:
@@ -157,13 +175,14 @@ def _files(paths: list[Path], name: Path | None = None, framework: str | None = 
     if reading.cut:
         logs[-1].notes.append("the end of the file is cut off, what is whole was read")
     if reading.damaged:
-        many = (
-            "a line that cannot be read was"
-            if reading.damaged == 1
-            else (f"{reading.damaged} lines that cannot be read were")
-        )
-        logs[-1].notes.append(f"{many} left out")
+        logs[-1].notes.append(_left_out(reading.damaged))
     return logs
+
+
+def _left_out(lines: int) -> str:
+    if lines == 1:
+        return "a line that cannot be read was left out"
+    return f"{lines} lines that cannot be read were left out"
 
 
 def _open(path: Path) -> BinaryIO:

@@ -80,6 +80,58 @@ def test_beside_a_trainer_of_torchrl():
     assert doctor.log_hparams({}) == "kept"
 
 
+@pytest.mark.slow
+def test_a_run_of_torchrl_is_saved_and_ended(tmp_path):
+    pytest.importorskip("torchrl")
+    from tensordict.nn import TensorDictModule
+    from torch import nn, optim
+    from torchrl import collectors
+    from torchrl.envs import GymEnv
+    from torchrl.modules import OneHotCategorical, ProbabilisticActor, ValueOperator
+    from torchrl.objectives import ClipPPOLoss
+    from torchrl.objectives.value import GAE
+    from torchrl.record.loggers import CSVLogger
+    from torchrl.trainers import Trainer
+
+    from polopt.launch.doctor.readers import read
+    from polopt.launch.doctor.torchrl import DoctorLogger
+
+    actor = ProbabilisticActor(
+        TensorDictModule(nn.Linear(4, 2), ["observation"], ["logits"]),
+        in_keys=["logits"], distribution_class=OneHotCategorical, return_log_prob=True,
+    )  # fmt: skip
+    critic = ValueOperator(nn.Linear(4, 1), in_keys=["observation"])
+    loss = ClipPPOLoss(actor, critic)
+    advantage = GAE(gamma=0.99, lmbda=0.95, value_network=critic)
+    collector = getattr(collectors, "Collector", None) or collectors.SyncDataCollector
+    doctor = DoctorLogger(CSVLogger("run", log_dir=str(tmp_path)), on_fatal="stop", every=1)
+    trainer = Trainer(
+        collector=collector(
+            GymEnv("CartPole-v1"), actor, frames_per_batch=100, total_frames=2000
+        ),
+        total_frames=2000, frame_skip=1, loss_module=loss, optim_steps_per_batch=2,
+        optimizer=optim.Adam(loss.parameters(), 1e-3), logger=doctor, log_interval=50,
+        progress_bar=False, clip_grad_norm=False, save_trainer_file=tmp_path / "trainer.pt",
+    )  # fmt: skip
+    batches = []
+
+    def process(batch):
+        advantage(batch)
+        batches.append(batch.numel())
+        if len(batches) == 6:
+            batch["value_target"] = batch["value_target"] * math.nan
+        return batch.reshape(-1)
+
+    trainer.register_op("batch_process", process)
+    doctor.register(trainer)
+    with pytest.warns(UserWarning, match="nonfinite"):
+        trainer.train()
+    assert trainer.collected_frames == 600
+    assert (tmp_path / "trainer.pt").exists()
+    (log,) = read(tmp_path / "run")
+    assert log.framework == "torchrl"
+
+
 def test_beside_a_trainer_of_transformers():
     pytest.importorskip("trl")
     from types import SimpleNamespace

@@ -145,6 +145,23 @@ def test_a_damaged_event_file_is_read_as_far_as_it_is_whole(tmp_path):
     assert found.notes == ["a line that cannot be read was left out"]
 
 
+def test_scalars_of_torchrl(tmp_path):
+    folder = tmp_path / "run" / "scalars"
+    (folder / "train").mkdir(parents=True)
+    text = "".join(f"{i * 100},{i / 10}\n" for i in range(1, 13))
+    write(folder / "r_training.csv", text)
+    write(folder / "train" / "entropy.csv", text + "1300,na")
+    write(folder / "grad_norm_0.csv", text + "1300,nan\n")
+    found = one(tmp_path / "run")
+    assert (found.framework, found.kind, found.rows) == ("torchrl", "control", 12)
+    assert found.columns["reward"].values[-1] == 1.2
+    assert found.names["entropy"] == "train/entropy"
+    assert found.columns["grad_norm"].first_nonfinite == 1300
+    assert found.notes == ["a line that cannot be read was left out"]
+    write(folder / "r_training.csv", "")
+    assert one(tmp_path).rows == 12
+
+
 def test_verl_console_with_colours_prefixes_and_an_oom(tmp_path):
     text = "\x1b[36m(TaskRunner pid=7)\x1b[0m starting\n"
     for step in range(1, 4):
