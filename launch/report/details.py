@@ -51,7 +51,7 @@ def phases(section: Section) -> tuple[list[dict[str, Any]], list[tuple[str, int]
                 }
             )
         advice = bottleneck(group.runs[0].log, mean)
-        told = advice is None or advice.phase in binding
+        told = advice is not None and advice.phase in binding
         binding.add(advice.phase if advice else "")
         bars.append(
             {
@@ -60,7 +60,7 @@ def phases(section: Section) -> tuple[list[dict[str, Any]], list[tuple[str, int]
                 + (" a run" if len(measured) > 1 else ""),
                 "parts": parts,
                 "spoken": ", ".join(p["title"] for p in parts),
-                "says": "" if told else advice.text,
+                "says": advice.text if advice and not told else "",
             }
         )
     return bars, [(used[p], indices[p]) for p in PHASES if p in used]

@@ -1,5 +1,7 @@
 """The page as a browser shows it: on a screen, on a phone, in the dark."""
 
+import struct
+
 import pytest
 from report_browser import EXECUTABLE, Browser
 from report_runs import HOSTILE, write_run, write_text_run
@@ -113,4 +115,7 @@ def test_pictures_for_people(browser, pages, tmp_path):
     for name, size, dark in (("light", SCREEN, False), ("dark", PHONE, True)):
         browser.open(pages["many"], *size, dark=dark)
         browser.picture(tmp_path / f"{name}.png")
-        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        found = (tmp_path / f"{name}.png").read_bytes()
+        width, height = struct.unpack(">II", found[16:24])
+        assert (width, found[1:4]) == (size[0], b"PNG")
+        assert height > 2 * size[1]  # the whole page
