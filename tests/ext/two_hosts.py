@@ -93,12 +93,12 @@ class Hosts:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
     def cut(self):
-        """Take the link down, as a pulled cable does: nobody is told."""
-        _ip("-n", self.names[0], "link", "set", self.interfaces[0], "down")
+        """Take the link down at host 1's end: what host 0 sends is lost without a word."""
+        _ip("-n", self.names[1], "link", "set", self.interfaces[1], "down")
 
     def mend(self):
         """Take it up again."""
-        _ip("-n", self.names[0], "link", "set", self.interfaces[0], "up")
+        _ip("-n", self.names[1], "link", "set", self.interfaces[1], "up")
 
     @staticmethod
     def pids(name):
