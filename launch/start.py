@@ -12,11 +12,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from urllib.parse import SplitResult, urlsplit
 
+from polopt.ext.vllm.auth import KEY
 from polopt.launch.job import STRATEGIES, Job
 from polopt.launch.recipe import RecipeError
 
-__all__ = ["Hosts", "add_arguments", "await_master", "config_file", "hosts_of", "launcher", "lines"]
+__all__ = [
+    "Hosts",
+    "add_arguments",
+    "await_master",
+    "config_file",
+    "hosts_of",
+    "launcher",
+    "lines",
+    "server_line",
+]
 
 _ADDRESS, _PORT = "$MASTER_ADDR", "$MASTER_PORT"  # to fill in where the first host is not known
 
@@ -169,8 +180,9 @@ def lines(job: Job, hosts: Hosts, words: Sequence[str]) -> str:
         hosts: Where it runs.
         words: `polopt train …`, without what is about hosts.
     """
+    key = f'{KEY}="$KEY" ' if _server(job) else ""
     if job.processes == 1:
-        return shlex.join(words)
+        return key + shlex.join(words)
     ranks = range(hosts.count) if hosts.rank is None else [hosts.rank]
     each = []
     for rank in ranks:
@@ -178,5 +190,31 @@ def lines(job: Job, hosts: Hosts, words: Sequence[str]) -> str:
         start = shlex.join(launcher(job, here))
         for variable in (_ADDRESS, _PORT):
             start = start.replace(f"'{variable}'", f'"{variable}"')
-        each.append(f"{start} -m {shlex.join(words)}")
+        each.append(f"{key}{start} -m {shlex.join(words)}")
     return "\n".join(each)
+
+
+def server_line(job: Job, arguments: Sequence[str]) -> str | None:
+    """Return the line that starts the vLLM server elsewhere, or None if the job names none.
+
+    Args:
+        job: The job.
+        arguments: The recipe and its settings.
+    """
+    url = _server(job)
+    if url is None:
+        return None
+    words = [word for word in arguments if not word.startswith("trainer.vllm_server_")]
+    words += [f"vllm.host={url.hostname}", f"vllm.port={url.port or 8000}"]
+    return f'{KEY}="$KEY" {shlex.join(["polopt", "serve", *words])}'
+
+
+def _server(job: Job) -> SplitResult | None:
+    """Return the address of a server that the job does not start itself."""
+    trainer = job.tree.get("trainer", {})
+    if not trainer.get("use_vllm") or trainer.get("vllm_mode") != "server":
+        return None
+    host, port = (trainer.get(f"vllm_server_{part}") for part in ("host", "port"))
+    named = f"http://{host or '127.0.0.1'}:{port or 8000}" if host or port else None
+    url = trainer.get("vllm_server_base_url") or named
+    return urlsplit(url) if url else None

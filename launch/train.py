@@ -23,12 +23,21 @@ from polopt.launch.record import read_run
 from polopt.launch.result import SPAWNED, Result, rank
 from polopt.launch.run import Run, cpu_seconds, new_folder
 from polopt.launch.signals import HANDLED, Signals, Terminated, ignored
-from polopt.launch.start import Hosts, await_master, hosts_of, launcher, lines
+from polopt.launch.start import Hosts, await_master, hosts_of, launcher, lines, server_line
 
 __all__ = ["find_recipe", "flatten", "is_file", "recipe_names", "train"]
 
 LENGTH = ("collector.total_frames", "trainer.max_steps", "evaluation.stop_at")
 """What may differ when a run is resumed: how long it goes on."""
+
+_PLACE = (
+    *(f"vllm.{key}" for key in ("host", "port", "trainer_host")),
+    *(f"vllm.{key}" for key in ("start_seconds", "transfer_seconds")),
+    *(f"trainer.vllm_{key}" for key in ("server_base_url", "server_host", "server_port")),
+    *(f"trainer.vllm_{key}" for key in ("server_timeout", "group_port")),
+    "trainer.ddp_timeout",
+)
+"""What may differ as well, since it changes no result: where servers are, and how long to wait."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
@@ -133,10 +142,11 @@ def _read(
 def _same(tree: Mapping[str, Any], kept: Mapping[str, Any], resume: Path | None) -> None:
     now, then = flatten(tree), flatten(kept)
     for key in {**then, **now}:
-        if key not in LENGTH and now.get(key) != then.get(key):
+        if key not in (*LENGTH, *_PLACE) and now.get(key) != then.get(key):
             raise RecipeError(
                 f"{resume} was started with {key}={then.get(key)}, not {now.get(key)}: a resumed "
-                f"run may change {', '.join(LENGTH)} only; start a new run for the rest"
+                f"run may change {', '.join(LENGTH)}, where servers are and how long to wait; "
+                "start a new run for the rest"
             )
 
 
@@ -210,6 +220,9 @@ def _plan(args: argparse.Namespace, job: Job, hosts: Hosts, more: list[str]) -> 
     title = "launch line" if line.count("\n") == 0 else "launch lines, one for each host"
     text = f"# recipe\n{dump(job.tree)}\n# batches\n{dump(arithmetic)}\n# {title}\n{line}"
     content = {"recipe": job.tree, "arithmetic": arithmetic, "launch": line}
+    if server := server_line(job, args.arguments):
+        content["server"] = server
+        text += f"\n# the server's, where it is to run; both need the same secret in KEY\n{server}"
     content["checks"] = check_recipe(job.tree, args.arguments)
     return Result(content=content, text=text)
 
