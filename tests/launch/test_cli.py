@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 import polopt
+from polopt.launch import train
 from polopt.launch.cli import main
+from polopt.launch.recipe import RecipeError
 from polopt.launch.record import read_run
 from polopt.launch.train import recipe_names
 
@@ -320,6 +322,17 @@ def test_a_killed_run_resumes(here, start, capfd, only_run):
     assert [m["step"] for m in record.metrics] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert [m["reward"] for m in record.metrics] == [1, 3, 6, 10, 15, 21, 28, 36]
     assert record.summary["status"] == "completed"
+
+
+def test_where_servers_are_may_change_when_a_run_is_resumed():
+    then = {"trainer": {"vllm_server_base_url": "http://10.0.0.1:1"}, "vllm": {"port": 1}}
+    now = {
+        "trainer": {"vllm_server_base_url": "http://10.0.0.2:2", "ddp_timeout": 60},
+        "vllm": {"port": 2, "transfer_seconds": 5.0},
+    }
+    train._same(now, then, Path("run"))
+    with pytest.raises(RecipeError, match=r"was started with vllm\.dtype=auto, not half: "):
+        train._same({"vllm": {"dtype": "half"}}, {"vllm": {"dtype": "auto"}}, Path("run"))
 
 
 @needs_safetensors
