@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from polopt.ext.metrics import Stopwatch
-from polopt.ext.torchrl.optimize import Optimization
+from polopt.ext.torchrl.optimize import Optimization, run_epochs
 from polopt.losses.modules import PolicyLoss
 
 __all__ = ["GroupUpdate"]
@@ -58,17 +58,13 @@ class GroupUpdate:
             batch: [B], with the entries of `GroupAdvantage`, B at least one.
         """
         count = -(-len(batch) // self.minibatch_size)
-        history: list[dict[str, Tensor]] = []
-        for _ in range(self.epochs):
+
+        def epoch() -> list[dict[str, Tensor]]:
             order = torch.randperm(len(batch), device=batch["mask"].device)
             parts = order.tensor_split(count)
-            epoch = [self._step(batch[rows] if count > 1 else batch.copy()) for rows in parts]
-            history += epoch
-            if self.target_kl is not None:
-                moved = torch.stack([step["kl_approx"] for step in epoch]).mean()
-                if moved > self.target_kl:
-                    break
-        return {name: torch.stack([step[name] for step in history]).mean() for name in history[0]}
+            return [self._step(batch[rows] if count > 1 else batch.copy()) for rows in parts]
+
+        return run_epochs(epoch, self.epochs, self.target_kl)
 
     def _step(self, minibatch: TensorDictBase) -> dict[str, Tensor]:
         mask = minibatch["mask"]

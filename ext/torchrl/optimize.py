@@ -1,14 +1,14 @@
-"""One optimizer step from the terms of a loss."""
+"""Optimizer steps from the terms of a loss, and epochs of them."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from polopt.ext.metrics import Stopwatch
 
-__all__ = ["Optimization"]
+__all__ = ["Optimization", "run_epochs"]
 
 
 class Optimization:
@@ -61,3 +61,25 @@ class Optimization:
         if self.max_grad_norm is not None:
             return torch.nn.utils.clip_grad_norm_(self._parameters, self.max_grad_norm)
         return torch.nn.utils.get_total_norm([p.grad for p in self._parameters])
+
+
+def run_epochs(
+    epoch: Callable[[], list[dict[str, Tensor]]], count: int, target_kl: float | None
+) -> dict[str, Tensor]:
+    """Run epochs, and return the means of their metrics over all minibatches.
+
+    Args:
+        epoch: Takes the steps of one pass, and returns the metrics of each, scalars.
+        count: Epochs, at most.
+        target_kl: No further epoch follows one whose mean `kl_approx` is above this many nats;
+            None runs all.
+    """
+    history: list[dict[str, Tensor]] = []
+    for _ in range(count):
+        steps = epoch()
+        history += steps
+        if target_kl is not None:
+            moved = torch.stack([step["kl_approx"] for step in steps]).mean()
+            if moved > target_kl:
+                break
+    return {name: torch.stack([step[name] for step in history]).mean() for name in history[0]}

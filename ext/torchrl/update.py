@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from polopt.ext.metrics import Stopwatch
-from polopt.ext.torchrl.optimize import Optimization
+from polopt.ext.torchrl.optimize import Optimization, run_epochs
 from polopt.losses.modules import PolicyLoss
 
 __all__ = ["Update"]
@@ -72,15 +72,11 @@ class Update:
         flat = batch.select("observation", "action", *keys).reshape(-1)
         for key in keys:  # once here instead of in every minibatch
             flat[key] = flat[key].reshape(len(flat))
-        history: list[dict[str, Tensor]] = []
-        for _ in range(self.epochs):
-            epoch = [self._step(minibatch) for minibatch in self._minibatches(flat)]
-            history += epoch
-            if self.target_kl is not None:
-                moved = torch.stack([step["kl_approx"] for step in epoch]).mean()
-                if moved > self.target_kl:
-                    break
-        return {name: torch.stack([step[name] for step in history]).mean() for name in history[0]}
+
+        def epoch() -> list[dict[str, Tensor]]:
+            return [self._step(minibatch) for minibatch in self._minibatches(flat)]
+
+        return run_epochs(epoch, self.epochs, self.target_kl)
 
     def _minibatches(self, flat: TensorDictBase) -> list[TensorDictBase]:
         if self.minibatch_size == len(flat):
