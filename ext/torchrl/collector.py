@@ -22,7 +22,8 @@ class BatchedCollector:
     gathers them at the end of a batch. Entries: `observation`, `action`, `action_log_prob`,
     the flags of the step before, `("collector", "traj_ids")`, and under `next` the
     observation reached (the final one where an episode ends), the reward and the flags.
-    Parameters of the distribution (`logits`) are left out.
+    Parameters of the distribution (`logits`) are left out. The first frames are the policy's, too:
+    TorchRL's `init_random_frames` is for off-policy algorithms, which have `TransitionCollector`.
 
     Args:
         create_env_fn: The environment; named as in TorchRL.
