@@ -228,6 +228,7 @@ def _word(value: object) -> str:
 def _short(source: str) -> str:
     """Return the end of a path; a file whose name is always the same goes by its folder."""
     *folders, last = Path(source).parts
-    if folders and last in ("progress.csv", "progress.json", "trainer_state.json"):
+    fixed = last in ("progress.csv", "progress.json", "trainer_state.json")
+    if folders and (fixed or ".tfevents." in last):
         return "/".join(folders[-2:])
     return "/".join([*folders[-2:], last])

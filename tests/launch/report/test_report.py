@@ -4,18 +4,21 @@ import json
 import math
 import os
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from report_runs import HOSTILE, write_run, write_text_run
 
+from polopt.ext.metrics import PHASES
 from polopt.launch.cli import main
 from polopt.launch.report.charts import Line, line_chart, number
 from polopt.launch.report.compare import curve, sections
 from polopt.launch.report.gather import gather
 from polopt.launch.report.page import MARK, render
 from polopt.launch.report.samples import clean, read_samples
+from polopt.launch.tensorboard import EventWriter
 
 
 class Page(HTMLParser):
@@ -238,6 +241,31 @@ def test_seeds_in_the_names_of_foreign_logs(tmp_path):
     assert sorted(len(g.runs) for g in section.groups) == [1, 2]
     assert section.title == "stable-baselines3"
     page_of(tmp_path)
+
+
+def test_names_of_foreign_logs(tmp_path):
+    (tmp_path / "ppo").mkdir()
+    writer = EventWriter(tmp_path / "ppo")
+    for step in (1, 2, 3):
+        writer.scalars(step, {"rollout/ep_rew_mean": float(step)})
+    writer.close()
+    ((run,), _) = gather([next((tmp_path / "ppo").iterdir())])
+    assert run.name == f"{tmp_path.name}/ppo"
+    text = "".join(
+        f"(TaskRunner pid=1) step:{s} - actor/pg_loss:0.1 - critic/score/mean:0.{s}"
+        " - timing_s/gen:9.0 - timing_s/update_actor:1.0\n"
+        for s in range(1, 9)
+    )
+    (tmp_path / "train.log").write_text(text)
+    page, _ = page_of(tmp_path / "train.log")
+    assert "generation binds: 90% of the measured time." in page.text
+    assert "data.max_response_length" in page.text
+
+
+def test_every_phase_is_in_the_documents():
+    text = Path(__file__).parents[3].joinpath("docs", "report.md").read_text()
+    for phase in PHASES:
+        assert f"| `time_{phase}` |" in text
 
 
 def test_fifty_configurations(tmp_path):
