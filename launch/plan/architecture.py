@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -141,7 +142,8 @@ def load(source: str) -> Architecture:
         ValueError: If there is nothing, it is not JSON, or fields are missing or absurd.
     """
     shipped = _shipped()
-    key = source.rsplit("/", 1)[-1].lower().removesuffix("-instruct").removesuffix("-base")
+    key = re.sub(r"(\.\w+)?\.gguf$", "", source.rsplit("/", 1)[-1].lower())
+    key = key.removesuffix("-instruct").removesuffix("-base")
     path = Path(source).expanduser()
     if path.is_dir():
         path = path / "config.json"
