@@ -7,10 +7,11 @@ from unittest import mock
 from accelerate import Accelerator
 from accelerate.utils import fsdp2_prepare_model
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
-__all__ = ["ShardingTrainer"]
+__all__ = ["ShardingTrainer", "reshard"]
 
 
 class ShardingTrainer(GRPOTrainer):
@@ -27,6 +28,25 @@ class ShardingTrainer(GRPOTrainer):
             super().__init__(*args, **kwargs)
         if self.is_fsdp_enabled:
             self.model.generate = functools.partial(self.model.generate, synced_gpus=True)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """See `transformers.Trainer`, which writes no model where its checkpoints are shards."""
+        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
+        if plugin is not None and "SHARDED" in str(plugin.state_dict_type):
+            whole = self.accelerator.get_state_dict(self.model)
+            self._save(output_dir, state_dict=whole)
+        super().save_model(output_dir, _internal_call)
+
+
+def reshard(model: nn.Module) -> None:
+    """Bring what FSDP2 has gathered back into shards, for those who read parameters by themselves.
+
+    accelerate leaves the first and last layers gathered after a forward, until a backward: after
+    an evaluation TRL would take them for shards when it sends weights to vLLM.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def _shard(model: nn.Module, accelerator: Accelerator) -> nn.Module:

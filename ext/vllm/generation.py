@@ -13,6 +13,7 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
+from polopt.ext.trl.sharding import reshard
 from polopt.ext.vllm.client import WeightClient
 from polopt.ext.vllm.compare import unfit
 from polopt.ext.vllm.engines import load
@@ -102,6 +103,7 @@ class Generation(VLLMGeneration):
         Raises:
             ServerError: On all ranks, if the weights did not arrive.
         """
+        reshard(self.model)
         if self.mode == "server":
             while failure := self._send():
                 self._restart(failure)

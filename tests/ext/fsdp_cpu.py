@@ -1,6 +1,6 @@
 """Lets accelerate shard on CPUs: it turns FSDP on for GPUs only, and this is for tests only.
 
-Recipes of tests name its function as their task, and so import it on every rank.
+A recipe with `task: {use: fsdp_cpu:arithmetic, …}` imports it on every rank.
 """
 
 import os
@@ -9,8 +9,9 @@ from typing import Any
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
 
-from polopt.envs.text import TextTask
-from polopt.envs.text import arithmetic as shipped
+from polopt.envs.text import arithmetic
+
+__all__ = ["arithmetic"]
 
 _made = AcceleratorState.__init__
 
@@ -25,10 +26,3 @@ def _init(self, *args: Any, fsdp_plugin: Any = None, **kwargs: Any) -> None:
 
 
 AcceleratorState.__init__ = _init
-
-
-def arithmetic(*, train_size: int = 64, evaluation_size: int = 9) -> TextTask:
-    """The shipped task with small numbers, on ranks that can shard."""
-    return shipped(
-        terms=[2, 2], digits=[1, 1], train_size=train_size, evaluation_size=evaluation_size
-    )
