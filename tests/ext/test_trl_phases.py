@@ -9,6 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+
+pytest.importorskip("trl")
 from datasets import Dataset
 from trl_setup import algorithm, build, variety
 
@@ -67,7 +70,6 @@ def test_a_phase_ends_with_what_was_begun_in_it(clock):
 @pytest.mark.parametrize("lag", [0, 3, 10_000])
 def test_events_of_a_device_are_read_once_they_have_happened(monkeypatch, lag):
     """The same sums whether the device is behind the host or not, and no wait before `take`."""
-    torch = pytest.importorskip("torch")
     made, waited = [], []
 
     class Event:

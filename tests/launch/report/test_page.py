@@ -11,7 +11,7 @@ from polopt.launch.report.page import render
 
 pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium")
 
-PHONE, SCREEN = (360, 740), (1280, 900)
+PHONE, TABLET, SCREEN = (360, 740), (768, 1024), (1280, 900)
 TEXTS = """[...document.querySelectorAll('svg text')].filter(t => t.getClientRects().length)"""
 
 
@@ -44,7 +44,7 @@ def pages(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["many", "single", "odd"])
-@pytest.mark.parametrize("size", [PHONE, SCREEN], ids=["phone", "screen"])
+@pytest.mark.parametrize("size", [PHONE, TABLET, SCREEN], ids=["phone", "tablet", "screen"])
 def test_everything_fits_and_can_be_read(browser, pages, name, size):
     browser.open(pages[name], *size)
     browser.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
