@@ -175,6 +175,9 @@ def _facts(log: Log, summary: Mapping[str, Any]) -> dict[str, float]:
             )  # fmt: skip
     if "final_return" in summary:
         found["evaluation"] = summary["final_return"]
+    judged = log.columns.get("eval_reward")
+    if judged and len(judged) == 1 and judged.steps[0] < log.steps()[1]:
+        found.pop("evaluation", None)  # only what it began with was evaluated
     if log.kind == "llm" and found.get("accuracy, greedy") is not None:
         found.pop("evaluation", None)
     unit = "frames" if log.kind == "control" and log.framework == "polopt" else "steps"

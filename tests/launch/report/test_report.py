@@ -85,6 +85,15 @@ def test_seeds_are_put_together_and_configurations_compared(tmp_path, capsys):
     assert "optimizer.lr 0.001 0.0001" in page.text  # what differs
 
 
+def test_an_evaluation_of_the_beginning_alone_is_no_result(tmp_path):
+    run = write_run(tmp_path / "a", values=[10.0, 20.0])
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join([lines[1], lines[0], lines[2]]))
+    ((found,), _) = gather([run])
+    assert "evaluation" not in found.facts
+    assert found.facts["training reward"] == 20.0
+
+
 def test_tasks_stand_apart(tmp_path):
     runs = [write_run(tmp_path / n, task=n) for n in ("cartpole", "pendulum")]
     found = sections(gather(runs)[0], 7)
