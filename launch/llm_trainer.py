@@ -104,6 +104,7 @@ def check_section(
         check_algorithm,
         check_data,
         check_sampling,
+        check_whole,
         check_windows,
         selects,
     )
@@ -169,6 +170,7 @@ def check_section(
     trainer.setdefault("save_steps", cycle * -(-100 // cycle))
     try:
         check_algorithm(algorithm)
+        check_whole(algorithm, sharded=spread not in (None, "ddp"))
         check_sampling(config, algorithm, task.train, world)
         zero = str(spread).startswith("zero")
         check_windows(config, deepspeed=zero, selects=selects(algorithm))

@@ -19,6 +19,7 @@ __all__ = [
     "check_rollouts",
     "check_sampling",
     "check_tokenizer",
+    "check_whole",
     "check_windows",
     "needs_whole",
     "selects",
@@ -257,6 +258,23 @@ def selects(algorithm: Algorithm) -> bool:
 def needs_whole(algorithm: Algorithm) -> bool:
     """Tell whether an algorithm compares whole distributions with the reference's."""
     return algorithm.objective.uses_reference and algorithm.objective.kl == "full"
+
+
+def check_whole(algorithm: Algorithm, *, sharded: bool) -> None:
+    """Refuse to compare whole distributions where the output layers are not at hand.
+
+    Args:
+        algorithm: The algorithm.
+        sharded: Whether FSDP or DeepSpeed owns the models.
+
+    Raises:
+        ValueError: With the estimate to use instead.
+    """
+    if sharded and needs_whole(algorithm):
+        raise ValueError(
+            "kl='full' reads the output layers beside the models, which DeepSpeed and FSDP shard: "
+            "use 'k3'"
+        )
 
 
 def check_windows(args: GRPOConfig, *, deepspeed: bool, selects: bool = False) -> None:

@@ -26,6 +26,7 @@ from polopt.ext.trl.config import (
     check_rollouts,
     check_sampling,
     check_tokenizer,
+    check_whole,
     check_windows,
     needs_whole,
     selects,
@@ -129,6 +130,7 @@ class PolicyTrainer(AdvantageTrainer):
                 "the model is a mixture of experts with an auxiliary loss, which PolicyTrainer "
                 "does not support: set router_aux_loss_coef of its config to 0"
             )
+        check_whole(algorithm, sharded=self.is_deepspeed_enabled or self.is_fsdp_enabled)
         check_windows(self.args, deepspeed=self.is_deepspeed_enabled, selects=selects(algorithm))
         self.padding = Padding(prompts=False, completions=False)
         if trim_padding:
@@ -141,11 +143,6 @@ class PolicyTrainer(AdvantageTrainer):
         self._stream = PromptStream(len(self.train_dataset), self.args.seed) if refill else None
 
     def _exact_divergence(self) -> FullKl:
-        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
-            raise ValueError(
-                "kl='full' reads the output layers beside the models, which DeepSpeed and FSDP "
-                "shard: use 'k3'"
-            )
         self.beta = 0.0  # or TRL would score the reference's tokens, which nothing reads
         reference = self.ref_model and self.accelerator.unwrap_model(self.ref_model)
         policy = self.accelerator.unwrap_model(self.model)

@@ -137,6 +137,25 @@ def test_values_and_gradients_in_chunks(tmp_path, monkeypatch, adapters):
     assert all(w.requires_grad for w in leaves)
 
 
+def test_adapters_with_recomputed_layers(tmp_path):
+    """LoRA: the reference is the model below, also while the gradient is computed."""
+    peft = pytest.importorskip("peft")
+    adapter = peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+    trainer = setup.build(
+        PolicyTrainer, tmp_path, algorithm=exact(0.5), model=setup.saved(tmp_path),
+        peft_config=adapter,
+        config={"gradient_checkpointing": True, "num_iterations": 2, "max_steps": 4,
+                "gradient_accumulation_steps": 2, "learning_rate": 0.5},
+    )  # fmt: skip
+    before = {n: p.clone() for n, p in trainer.model.named_parameters() if not p.requires_grad}
+    trainer.train()
+    kl = logs(trainer, "kl")
+    assert abs(kl[0]) < 1e-6 < kl[-1]
+    after = dict(trainer.model.named_parameters())
+    assert all(torch.equal(after[n], p) for n, p in before.items())
+    assert all(p.requires_grad == ("lora_" in n) for n, p in after.items())
+
+
 def test_a_model_that_caps_its_logits_is_refused():
     model, _ = setup.tiny()
     FullKl(model, model, 1.0, contextlib.nullcontext)

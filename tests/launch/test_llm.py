@@ -115,6 +115,14 @@ def test_selections_need_steps_within_a_generation():
         job("algorithm={use: kl_cov}", *steps)
 
 
+def test_whole_distributions_need_whole_models():
+    rule = "algorithm={use: adjusted, base: {use: grpo}, objective: {kl: full}}"
+    two = ("launch.processes=2", "trainer.per_device_train_batch_size=64")
+    assert job(rule, *two, "launch.strategy=ddp").algorithm.objective.kl == "full"
+    with pytest.raises(RecipeError, match=r"algorithm: kl='full' .* FSDP shard: use 'k3'"):
+        job(rule, *two, "launch.strategy=fsdp2")
+
+
 def test_batches_are_checked_for_all_processes():
     """Half a group a process makes whole groups on two, but refilling needs them in one."""
     small = ("trainer.per_device_train_batch_size=4", "trainer.num_generations=8")
