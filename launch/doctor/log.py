@@ -18,17 +18,20 @@ class Series:
     """One metric over a run, in memory that does not grow with the run.
 
     Beyond twice `LIMIT` points, neighbours are merged: their mean, with the lowest and the highest
-    value beside it. Values that are not finite are counted and left out.
+    value beside it; from then on a point takes up as many values as the merged ones have, so that
+    the whole run is kept at one resolution. Values that are not finite are counted and left out.
 
     Attributes:
         points: (step, mean, lowest, highest, number of values).
         nonfinite: How many values were NaN or infinite.
         first_nonfinite: Step of the first of them.
+        width: Values that a point takes up.
     """
 
     points: list[tuple[float, float, float, float, int]] = field(default_factory=list)
     nonfinite: int = 0
     first_nonfinite: float = math.inf
+    width: int = 1
 
     def add(self, step: float, value: float) -> None:
         """Append a value; of two at the same step the later one counts."""
@@ -36,7 +39,11 @@ class Series:
             self.nonfinite += 1
             self.first_nonfinite = min(self.first_nonfinite, step)
             return
-        self.points.append((step, value, value, value, 1))
+        point = (step, value, value, value, 1)
+        if self.points and self.points[-1][4] < self.width:
+            self.points[-1] = _merged([self.points[-1], point])
+            return
+        self.points.append(point)
         if len(self.points) >= 2 * LIMIT:
             self.settle()
             while len(self.points) > LIMIT:
@@ -59,6 +66,7 @@ class Series:
     def _halve(self) -> None:
         pairs = [self.points[i : i + 2] for i in range(0, len(self.points), 2)]
         self.points = [_merged(pair) for pair in pairs]
+        self.width *= 2
 
     @property
     def steps(self) -> list[float]:

@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 import struct
+from itertools import pairwise
 
 import pytest
 
@@ -273,6 +274,8 @@ def test_a_series_keeps_extremes_in_bounded_memory():
     assert max(p[3] for p in series.points) == 1e6
     assert series.steps == sorted(series.steps)
     assert sum(p[4] for p in series.points) == 100_000
+    gaps = [b - a for a, b in pairwise(series.steps)]
+    assert max(gaps) == min(gaps) == series.width  # early and late parts weigh the same
 
 
 @pytest.mark.slow
