@@ -204,7 +204,7 @@ class _OnPolicy:
             )
             per_batch = self.job.collector.frames_per_batch
             given = (self.env, self.actor, per_batch, frames)
-            section = dict(zip(COLLECTOR_ARGUMENTS, given, strict=True))
+            section: dict[str, Any] = dict(zip(COLLECTOR_ARGUMENTS, given, strict=True))
             section["use"] = self.job.collector.use
             collector = build(section, collector_names(), "collector")
         torch.set_rng_state(generator)
