@@ -69,16 +69,17 @@ def main():
     counts = defaultdict(lambda: defaultdict(int))
     for meta in sorted(runs.glob("*/case.json")):
         case = json.loads(meta.read_text())
-        world = case["world"]
-        table = world if world in FAULTS else "llm"
-        part = "language models" if table == "llm" else "control"
+        if case.get("collapsed"):
+            continue
+        part = "control" if case["world"] in ("polopt", "sb3") else "language models"
         for tool in (rldoctor, rlwatch):
             found = tool(exported / f"{meta.parent.name}.jsonl")
             c = counts[tool.__name__, part]
             if case["fault"]:
                 c["faults"] += 1
-                c["first"] += bool(found) and found[0] in lists[table, case["fault"]]
-                c["named"] += bool(set(found) & lists[table, case["fault"]])
+                meant = lists[case["table"], case["fault"]]
+                c["first"] += bool(found) and found[0] in meant
+                c["named"] += bool(set(found) & meant)
                 c["silent"] += not found
             else:
                 c["healthy"] += 1
