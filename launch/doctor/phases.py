@@ -119,6 +119,8 @@ def bottleneck(log: Log, seconds: Mapping[str, float] | None = None) -> Bottlene
 
 def _knob(phase: str, log: Log) -> str:
     text = _LLM.get(phase) if log.kind == "llm" else _CONTROL.get(phase)
+    if "replay_time" in log.columns:
+        text = _OFF_POLICY.get(phase, text)
     text = text or _CONTROL.get(phase) or _LLM[phase]
     names = {s: parameter(s, log.framework, log.kind) for s in _SETTINGS}
     return text.format(**names)
@@ -180,6 +182,10 @@ _CONTROL = {
     "backward_time": "Fewer passes ({epochs}), or a larger {minibatch}: small ones are overhead.",
     "optimizer_time": "Fewer optimizer steps: a larger {minibatch}, or fewer {epochs}.",
 }
+_OFF_POLICY = dict.fromkeys(
+    ("loss_time", "backward_time", "optimizer_time"),
+    "Fewer gradient steps for what is collected ({update_ratio}), as long as it learns as well.",
+)
 _LLM = {
     "collect_time": (
         "Generate with vLLM if you do not; then a shorter {max_length}, or a smaller {group} where "

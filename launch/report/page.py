@@ -54,7 +54,7 @@ def render(runs: Sequence[ReportRun], errors: Sequence[str]) -> str:
     tasks = [s.title for s in found]
     many = f"{len(runs)} runs" if len(runs) > 1 else "1 run"
     configurations = sum(len(s.groups) for s in found)
-    title = tasks[0] if len(tasks) == 1 else f"{len(tasks)} tasks"
+    title = ", ".join(tasks) if len(tasks) <= 3 else f"{len(tasks)} tasks"
     if len(found) == 1 and configurations == 1:
         title = found[0].groups[0].label
     subtitle = [many, f"{configurations} configurations" if configurations > 1 else ""]

@@ -75,6 +75,13 @@ def test_the_knob_of_a_language_model(metric, word):
     assert word in bottleneck(log_of("llm", **columns)).knob
 
 
+def test_the_knob_of_off_policy_learning():
+    log = log_of(collect_time=1.0, replay_time=1.0, loss_time=5.0)
+    assert "update.steps_per_batch" in bottleneck(log).knob
+    log = log_of(collect_time=1.0, loss_time=5.0)
+    assert "update.epochs" in bottleneck(log).knob
+
+
 def test_updates_that_verl_logs_as_one():
     log = log_of("llm", "verl", update_time=5.0, collect_time=1.0)
     binds = bottleneck(log)

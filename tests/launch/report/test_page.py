@@ -26,7 +26,12 @@ def pages(tmp_path_factory):
     """A page of comparisons, one of a single run, and one of all that is odd."""
     folder = tmp_path_factory.mktemp("pages")
     many = [
-        write_run(folder / f"{lr}-{seed}", seed=seed, lr=lr, values=[9.0, 80.0 + seed, 190.0 / lr])
+        write_run(
+            folder / f"{lr}-{seed}",
+            seed=seed,
+            lr=lr,
+            values=[9.0, 80.0 + seed, 12345.6 * (3 + seed)],
+        )
         for lr in (1.0, 1.25, 1.5)
         for seed in range(3)
     ]
@@ -63,6 +68,8 @@ def test_everything_fits_and_can_be_read(browser, pages, name, size):
         " * parseFloat(getComputedStyle(t).fontSize)))"
     )
     assert smallest >= 9.0
+    cards = "[...document.querySelectorAll('.card, .phase .label, figcaption, dl')]"
+    assert not browser.ask(f"{cards}.filter(e => e.scrollWidth > e.clientWidth + 1).length")
     # Of the two sizes of a chart one is shown.
     shown = browser.ask(
         "[...document.querySelectorAll('figure')].map(f => [...f.querySelectorAll('svg')]"

@@ -99,7 +99,7 @@ def test_tasks_stand_apart(tmp_path):
     found = sections(gather(runs)[0], 7)
     assert [len(s.groups) for s in found] == [1, 1]
     page, _ = page_of(*runs)
-    assert "2 tasks" in page.text
+    assert "2 runs · 2 configurations" in page.text
 
 
 def test_means_over_seeds(tmp_path):
