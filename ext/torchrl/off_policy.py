@@ -320,8 +320,8 @@ def _dqn_target(loss: LossModule, batch: TensorDictBase) -> dict[str, Tensor]:
         later = later.amax(-1, keepdim=True)
     gamma = loss.value_estimator.gamma
     if (steps := batch.get("steps_to_next_obs", None)) is not None:
-        gamma = gamma**steps
-    later = gamma.view(-1, 1) * ~reached.get("terminated") * later
+        gamma = gamma ** steps.view(-1, 1)
+    later = gamma * ~reached.get("terminated") * later
     entries = {name: batch.get(name) for name in ("observation", "action")}
     entries["value_target"] = reached.get(loss.tensor_keys.reward) + later
     if loss.double_dqn:
