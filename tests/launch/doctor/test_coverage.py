@@ -12,6 +12,7 @@ import yaml
 
 from polopt.launch.doctor.diagnose import diagnose, preflight
 from polopt.launch.doctor.log import Log, Mention, Series
+from polopt.launch.doctor.names import canonical
 from polopt.launch.doctor.rules import rules
 
 N = 40
@@ -175,3 +176,22 @@ def test_every_rule_has_a_test():
     planted = {rule for table in faults.values() for row in table for rule in row["accept"]}
     tested = planted | {*LLM, *CONTROL, *TEXT, *SETTINGS}
     assert {rule.id for rule in rules()} - tested == set()
+
+
+@pytest.mark.parametrize(
+    ("logged", "framework", "metric", "factor"),
+    [
+        ("rewards/repetition/mean", "polopt", "repetition", -1.0),
+        ("rewards/repetition_penalty_reward/mean", "trl", "repetition", -1.0),
+        ("rewards/parses/failed", "polopt", "reward_failed", 1.0),
+        ("rewards/parses/mean", "trl", "reward_part", 1.0),
+        ("system/gpu_utilisation", "polopt", "device_use", 1.0),
+        ("system/host_memory_gb", "polopt", "memory_host", 1.0),
+        ("global_seqlen/balanced_max", "verl", "rank_tokens_max", 1.0),
+        ("val-core/gsm8k/acc/mean@1", "verl", "eval_reward", 1.0),
+        ("train/reward", "trl", "reward", 1.0),
+    ],
+)
+def test_names_that_stand_for_a_metric(logged, framework, metric, factor):
+    alias = canonical(logged, framework)
+    assert (alias.name, alias.factor) == (metric, factor)
