@@ -44,6 +44,7 @@ class CheckpointingTrainer(ShardingTrainer):
 
     algorithm: Algorithm
     _staging: Path | None = None
+    _met: bool = False  # whether all ranks have heard of the repository on the hub
 
     def _state_of_run(self) -> dict[str, Any]:
         """Return what `STATE` holds, as JSON."""
@@ -58,7 +59,9 @@ class CheckpointingTrainer(ShardingTrainer):
         Raises:
             ValueError: If the repository cannot be made.
         """
-        told = []
+        if self._met:  # `push_to_hub` asks again on the ranks that have no repository, and alone
+            return
+        self._met, told = True, []
         try:
             super().init_hf_repo(*args, **kwargs)  # does something on the main rank alone
         except Exception as error:  # of the hub, of its client, of the network
