@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 URL = f"http://{ADDRESSES[1]}:8000"
 WORDS = [
     "arithmetic-dapo",
-    "task={use: arithmetic, terms: [2, 2], digits: [1, 1], train_size: 96, evaluation_size: 8}",
+    "task={use: 'fsdp_cpu:arithmetic', train_size: 96, evaluation_size: 8}",
     "model.heads=2",
     "model.warmup_steps=400",
     "algorithm={use: grpo, kl_coef: 0.0}",
@@ -57,13 +57,16 @@ def folder(tmp_path_factory):
 def start(hosts, folder):
     """Start `polopt …` on a host; what it says is in the file that is returned, too."""
 
-    def begin(host, *words, **environment):
+    variables = {
+        "POLOPT_CACHE": str(folder / "cache"),
+        "POLOPT_VLLM_KEY": "sesame",
+        "PYTHONPATH": str(Path(__file__).parent),  # of the task
+    }
+
+    def begin(host, *words):
         told = folder / f"{len(list(folder.iterdir()))}.txt"
-        variables = {"POLOPT_CACHE": str(folder / "cache"), "POLOPT_VLLM_KEY": "sesame"}
         with told.open("w") as output:
-            process = hosts.start(
-                host, "-m", "polopt", *words, output=output, **{**variables, **environment}
-            )
+            process = hosts.start(host, "-m", "polopt", *words, output=output, **variables)
         return process, told
 
     return begin
@@ -128,8 +131,8 @@ def test_a_cut_link_to_the_server_ends_the_run_with_a_checkpoint(hosts, server, 
 def test_a_killed_server_ends_both_ranks_with_a_checkpoint(hosts, server, start, folder):
     words = [*WORDS, f"trainer.vllm_server_base_url={URL}", "--runs", str(folder / "killed")]
     words += ["--nodes", "2", "--procs", "1", "--master", f"{ADDRESSES[0]}:29500"]
-    ranks = [start(rank, "train", *words, "--node-rank", str(rank))
-             for rank in (0, 1)]  # fmt: skip
+    words += ["launch.strategy=fsdp2"]  # each host has a half of the weights that the server gets
+    ranks = [start(rank, "train", *words, "--node-rank", str(rank)) for rank in (0, 1)]
     hosts.wait(200, lambda: reached(folder / "killed", 3), [process for process, _ in ranks])
     [front] = [
         pid

@@ -4,6 +4,7 @@ import copy
 import functools
 import os
 import signal
+import time
 
 import pytest
 import torch
@@ -135,6 +136,29 @@ def test_a_request_that_the_server_refuses_is_not_repeated(client):
     assert answer["completion_ids"] == []
     assert client.failure.refused
     assert "maximum context length" in str(client.failure)
+
+
+def test_a_server_that_hangs_is_an_error_in_time_and_may_be_used_again(server, model):
+    brief = WeightClient(
+        server.url, group_port=_free_port("127.0.0.1"), key=server.key, seconds=4
+    )  # fmt: skip
+    brief.init_communicator("cpu")
+    processes = [pid for pid in _members(server._guard.pid) if pid != server._guard.pid]
+    for pid in processes:
+        os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    try:
+        with pytest.raises(ServerError, match=r"did not answer: .*Read timed out"):
+            brief.update_model_params(model)
+    finally:
+        for pid in processes:
+            os.kill(pid, signal.SIGCONT)
+    assert time.monotonic() - began < 12
+    brief.seconds = 60  # it has an update open now, which nobody will end
+    brief.init_communicator("cpu")
+    brief.update_model_params(model)
+    assert brief.version == 1
+    assert difference(brief, model) <= 5e-4
 
 
 class KillOnce(TrainerCallback):
