@@ -43,9 +43,10 @@ def main() -> int:
     except SignalException as error:
         return 128 + error.sigval
     except (DistError, RendezvousError, OSError) as error:
+        said = str(error).partition("\n")[0].rstrip(".")
         print(
-            f"polopt: the hosts did not meet: {str(error).partition(chr(10))[0]}; host 0 must be "
-            "started too, and the others reach it at --master within --wait seconds",
+            f"polopt: the hosts did not meet ({said}): start all of them within --wait seconds, "
+            "with the same --master, which they reach",
             file=sys.stderr,
         )
         return 2
