@@ -52,14 +52,16 @@ found = []
 for words in json.loads(sys.argv[1]):
     err = io.StringIO()
     with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.StringIO()):
-        code = main(["train", "sums.yaml", "--json", *words])
+        code = main(words)
     found.append([code, err.getvalue()])
 print(json.dumps(found))
 """
 
 
 def run(folder, url, *commands):
-    """Run commands one after another in a process that takes `url` for the hub."""
+    """Train with settings, or run other words, in a process that takes `url` for the hub."""
+    train = ["train", "sums.yaml", "--json"]
+    commands = [words if words[0] == "eval" else [*train, *words] for words in commands]
     (folder / "sums.yaml").write_text(RECIPE)
     env = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(folder / "cache"),
            "HF_HUB_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": "1"}  # fmt: skip
@@ -96,15 +98,17 @@ def root(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # seven commands, each with its imports and downloads
 def test_datasets_and_models_by_their_names(root, tmp_path):
     lines = ["task.name=me/lines", "task.eval_split=null"]
     with hub.Hub(root) as served:
-        parquet_run, lines_run, no_data, no_split, no_model, no_tokenizer = run(
-            tmp_path, served.url, ["name=one"], [*lines, "name=two"], ["task.name=me/none"],
+        parquet_run, lines_run, evaluation, no_data, no_split, no_model, no_tokenizer = run(
+            tmp_path, served.url, ["name=one"], [*lines, "name=two"],
+            ["eval", "me/tiny", "--recipe", "sums.yaml", "--samples", "2"], ["task.name=me/none"],
             ["task.eval_split=dev"], ["model.path=me/none"], ["task.tokenizer=me/none"],
         )  # fmt: skip
         asked = "\n".join(served.asked)
-    assert [parquet_run[0], lines_run[0]] == [0, 0], (parquet_run, lines_run)
+    assert [parquet_run[0], lines_run[0], evaluation[0]] == [0, 0, 0], (parquet_run, evaluation)
     assert "data: 160 of 160 rows to train on, 40 held out" in parquet_run[1]
     assert "data: 198 of 200 rows to train on, 2 held out" in lines_run[1]
     runs = [f for name in ("one", "two") for f in (tmp_path / "runs").glob(f"{name}-*")]
