@@ -283,24 +283,3 @@ def test_fsdp2(here, start, only_run):
     shards = torch.load(made / "pytorch_model_fsdp.bin", weights_only=True)
     kept = model.state_dict()
     assert all(torch.equal(kept[name], tensor) for name, tensor in shards.items())
-
-
-@pytest.mark.gpu
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_strategies_on_two_gpus(here, start, only_run, strategy):
-    import torch
-
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
-    if strategy.startswith("zero"):
-        pytest.importorskip("deepspeed")
-    recipe = (HERE / "ranks.yaml").read_text().replace("fsdp_cpu:", "polopt.envs.text:")
-    (here / "gpus.yaml").write_text(recipe)
-    words = ["gpus.yaml", f"launch.strategy={strategy}", "--json"]
-    process = start("train", *words, POLOPT_CACHE=str(here / "cache"))
-    out, err = process.communicate(timeout=280)
-    assert process.returncode == 0, err[-3000:]
-    assert json.loads(out)["world_size"] == 2
-    trained(only_run())
-    read_by_transformers(only_run() / "checkpoints" / "checkpoint-2")
