@@ -182,7 +182,7 @@ _CONTROL = {
     "backward_time": "Fewer passes ({epochs}), or a larger {minibatch}: small ones are overhead.",
     "optimizer_time": "Fewer optimizer steps: a larger {minibatch}, or fewer {epochs}.",
 }
-_OFF_POLICY = dict.fromkeys(
+_OFF_POLICY: Mapping[str, str] = dict.fromkeys(
     ("loss_time", "backward_time", "optimizer_time"),
     "Fewer gradient steps for what is collected ({update_ratio}), as long as it learns as well.",
 )
