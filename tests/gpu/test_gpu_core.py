@@ -67,7 +67,7 @@ def test_a_training_step_with_transformers(device, kind, record):
     if not small:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     model.train()
-    training = measures.Training(model, **sizes, autocast=kind == "autocast", lr=1e-5)
+    training = measures.Training(model, **sizes, autocast=kind == "autocast")
     ms, peak = measures.cost(training.step, device, 3)
     assert training.gain() > 0  # good answers became likelier than bad ones
     parameters = sum(p.numel() for p in model.parameters())
