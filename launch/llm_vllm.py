@@ -44,17 +44,18 @@ def generation(
     """
     if job.engine is None:
         return contextlib.nullcontext()
-    from polopt.ext.vllm.generation import installed
-
-    if config.vllm_mode == "colocate":
-        return installed(engine=job.engine.arguments(gpu=has_gpu()))
-    server, key = None, os.environ.get(KEY, "")
-    own = not any(job.tree["trainer"].get(name) for name in _ADDRESS)
+    own = config.vllm_mode == "server"
+    own &= not any(job.tree["trainer"].get(name) for name in _ADDRESS)
     if own and job.processes > 1 and job.engine.start_seconds >= config.ddp_timeout:
         raise RecipeError(
             f"'vllm.start_seconds' {job.engine.start_seconds} must be below 'trainer.ddp_timeout' "
             f"{config.ddp_timeout}: the other ranks wait while the server starts"
         )
+    from polopt.ext.vllm.generation import installed
+
+    if config.vllm_mode == "colocate":
+        return installed(engine=job.engine.arguments(gpu=has_gpu()))
+    server, key = None, os.environ.get(KEY, "")
     if own and main:
         run.progress(0, 1, "starting the vLLM server")
         with run.at_once():
