@@ -54,8 +54,11 @@ _ON_POLICY = {
         "collector.total_frames": 32_000,
     }),
     "acrobot": ("acrobot-ppo", {"collector.total_frames": 102_400}),
-    # The recipe's learning rate is too high to go on after the bar is reached.
-    "a2c": ("cartpole-a2c", {"collector.total_frames": 51_200, "optimizer.lr": 2e-3}),
+    "a2c": ("cartpole-a2c", {
+        "algorithm.gamma": 0.98, "algorithm.lam": 0.9, "algorithm.whiten": True,
+        "collector.num_envs": 32, "collector.frames_per_batch": 512, "update.minibatch_size": 512,
+        "collector.total_frames": 51_200, "optimizer.lr": 2e-3,
+    }),
     "reinforce": ("cartpole-reinforce", {"collector.total_frames": 102_400}),
 }  # fmt: skip
 _GROUPS = {
