@@ -112,7 +112,8 @@ def _train(job: LlmJob, run: Run, stack: contextlib.ExitStack) -> dict[str, Any]
     except ValueError as error:
         raise RecipeError(str(error)) from error
     if job.engine is not None:
-        stack.callback(trainer.vllm_generation.close)
+        ours: Any = trainer.vllm_generation  # of `installed`
+        stack.callback(ours.close)
     held_out = [row["prompt"] for row in held_out_rows(job.task, job.evaluation.problems)]
     check_lengths([*data["prompt"], *held_out], tokenizer, model.config)
     trainer.remove_callback(PrinterCallback)
