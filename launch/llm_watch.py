@@ -5,14 +5,14 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from accelerate.utils import gather_object
 from safetensors import SafetensorError
 from transformers import TrainerCallback
-from trl.models import unwrap_model_for_generation
+from trl.models.utils import unwrap_model_for_generation
 
 from polopt.envs.contract import RewardError
 from polopt.ext.trl.checkpoints import recover_folder, replace_folder
@@ -159,12 +159,15 @@ class Watch(TrainerCallback):
                 )
         self._keep_best(step, metrics[_BEST])
 
-    def _whole_model(self) -> AbstractContextManager[Any]:
-        """Return the context of the model that answers, which ZeRO-3 has to gather."""
+    @contextmanager
+    def _whole_model(self) -> Iterator[Any]:
+        """Yield the model that answers, which ZeRO-3 has to gather."""
         trainer = self._trainer
         if trainer.is_deepspeed_enabled:
-            return unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator)
-        return nullcontext(trainer.accelerator.unwrap_model(trainer.model))
+            with unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator) as model:
+                yield model
+        else:
+            yield trainer.accelerator.unwrap_model(trainer.model)
 
     def _keep_best(self, step: int, value: float) -> None:
         """Write the model into `best/` if none was better; on all ranks, which save together."""

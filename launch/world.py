@@ -62,8 +62,8 @@ def meet(job: LlmJob) -> Accelerator:
 def obtained(accelerator: Accelerator) -> str:
     """Return which strategy is in force, in the names of `launch.strategy`."""
     kind = accelerator.distributed_type
-    if kind == DistributedType.DEEPSPEED:
-        return f"zero{accelerator.state.deepspeed_plugin.zero_stage}"
+    if kind == DistributedType.DEEPSPEED and (plugin := accelerator.state.deepspeed_plugin):
+        return f"zero{plugin.zero_stage}"
     if kind == DistributedType.FSDP:
         return "fsdp2" if accelerator.is_fsdp2 else "fsdp1"
     return "ddp" if accelerator.num_processes > 1 else "a single process"
