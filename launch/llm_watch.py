@@ -5,7 +5,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from trl.models.utils import unwrap_model_for_generation
 
 from polopt.envs.contract import RewardError
 from polopt.ext.trl.checkpoints import recover_folder, replace_folder
-from polopt.ext.trl.evaluate import judge, report
+from polopt.ext.trl.evaluate import Answers, Problem, judge, report
 from polopt.ext.trl.trainer import PolicyTrainer
 from polopt.launch.files import read_json, write_json
 from polopt.launch.llm import LlmJob
@@ -123,23 +123,7 @@ class Watch(TrainerCallback):
         mine, samples = self.rows[rank::world], self._job.evaluation.samples
         # Where the model is sharded, ranks take part in each other's batches: all have as many.
         filled = mine + self.rows[:1] * (-(-len(self.rows) // world) - len(mine))
-        fault: RewardError | None = None
-        with self._whole_model() as model:
-            try:
-                problems, greedy, drawn = judge(
-                    model,
-                    self._tokenizer,
-                    self._job.task,
-                    filled,
-                    samples=samples,
-                    max_new_tokens=self._job.batch.max_length,
-                    seed=1000 * step + rank,
-                )
-            except RewardError as error:  # the other ranks would wait for this one for ever
-                fault = error
-        told = gather_object([str(fault)] if fault else [])
-        if told:
-            raise fault or RewardError(told[0])
+        problems, greedy, drawn = self._judge(filled, seed=1000 * step + rank)
         problems = problems[: len(mine)]
         metrics = dict(_named(report(gather_object(problems)), samples))
         self.evaluated = step
@@ -159,15 +143,34 @@ class Watch(TrainerCallback):
                 )
         self._keep_best(step, metrics[_BEST])
 
-    @contextmanager
-    def _whole_model(self) -> Iterator[Any]:
-        """Yield the model that answers, which ZeRO-3 has to gather."""
+    def _judge(self, rows: list[Any], seed: int) -> tuple[list[Problem], Answers, Answers]:
+        """See `judge`; a reward that does not work on one rank is told on all of them."""
+        found, fault = None, None
+        with self._whole_model() as model:
+            try:
+                found = judge(
+                    model,
+                    self._tokenizer,
+                    self._job.task,
+                    rows,
+                    samples=self._job.evaluation.samples,
+                    max_new_tokens=self._job.batch.max_length,
+                    seed=seed,
+                )
+            except RewardError as error:  # the other ranks would wait for this one for ever
+                fault = error
+        told = gather_object([str(fault)] if fault else [])
+        if told or found is None:
+            raise fault or RewardError(told[0])
+        return found
+
+    def _whole_model(self) -> AbstractContextManager[Any, None]:
+        """Return the context of the model that answers, which ZeRO-3 has to gather."""
         trainer = self._trainer
         if trainer.is_deepspeed_enabled:
-            with unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator) as model:
-                yield model
-        else:
-            yield trainer.accelerator.unwrap_model(trainer.model)
+            gathered: Any = unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator)
+            return gathered
+        return nullcontext(trainer.accelerator.unwrap_model(trainer.model))
 
     def _keep_best(self, step: int, value: float) -> None:
         """Write the model into `best/` if none was better; on all ranks, which save together."""
