@@ -16,7 +16,7 @@ from polopt.launch import tune_envs as tune_cli
 from polopt.launch.doctor import command as doctor_cli
 from polopt.launch.plan import command as plan_cli
 from polopt.launch.report import command as report_cli
-from polopt.launch.result import SPAWNED, Result, rank
+from polopt.launch.result import SPAWNED, Result, printable, rank
 from polopt.launch.verl.command import EPILOG, add_arguments
 
 __all__ = ["main"]
@@ -185,7 +185,7 @@ def _run(args: argparse.Namespace) -> Result:
             return _command(args.command)(args, signals)
     except RecipeError as error:
         where = f"rank {os.environ.get('RANK')}: " if "WORLD_SIZE" in os.environ else ""
-        print(f"polopt: {where}{error}", file=sys.stderr)
+        print(f"polopt: {where}{printable(str(error))}", file=sys.stderr)
         return Result(content={"error": str(error)}, text="", code=2)
     except Terminated as error:
         print(f"polopt: {error}", file=sys.stderr)
@@ -234,7 +234,7 @@ def _print(as_json: bool, result: Result) -> None:
 
         print(encode(result.content))
     elif result.text:
-        print(result.text.rstrip("\n"))
+        print(printable(result.text.rstrip("\n")))
     sys.stdout.flush()
 
 

@@ -57,8 +57,9 @@ def evaluate(args: argparse.Namespace, signals: object) -> Result:
         RecipeError: If there is no such model or run, or its task is of another kind.
     """
     from polopt.launch.recipe import RecipeError
+    from polopt.launch.train import is_file
 
-    if not args.arguments or "=" in args.arguments[0]:
+    if not args.arguments or not args.arguments[0] or "=" in args.arguments[0]:
         raise RecipeError("name a run folder or a model first: polopt eval RUN|MODEL")
     samples = 8 if args.samples is None else args.samples
     if samples < 1:
@@ -67,8 +68,8 @@ def evaluate(args: argparse.Namespace, signals: object) -> Result:
     for word in overrides:
         if "=" not in word:
             raise RecipeError(f"{word!r} is not of the form key=value; one model at a time")
-    if (Path(name) / "config.yaml").is_file():
-        run = Path(name)
+    run = Path(name)
+    if is_file(run / "config.yaml"):
         found, steps = _of_run(run, args, overrides)
         if hasattr(found, "learner"):
             return _play(found, run, args, steps)

@@ -82,7 +82,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = decode(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
     check_format(content, path)
     return content

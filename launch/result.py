@@ -1,10 +1,11 @@
 """What a command hands to the command line, and which rank answers."""
 
 import os
+import re
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["SPAWNED", "Result", "rank"]
+__all__ = ["CONTROL", "SPAWNED", "Result", "printable", "rank"]
 
 SPAWNED = "POLOPT_SPAWNED"
 """Set in the ranks that `polopt train` starts itself: their parent answers for them."""
@@ -23,6 +24,15 @@ class Result:
     content: dict[str, Any]
     text: str
     code: int = 0
+
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Control characters but tab and newline, and what turns the direction of the text after it."""
+
+
+def printable(text: str) -> str:
+    """Return a text that does nothing to a terminal: what it quotes may come from anywhere."""
+    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def rank() -> int:

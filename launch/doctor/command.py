@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from polopt.launch.result import Result
+from polopt.launch.result import Result, printable
 
 __all__ = ["EPILOG", "add_arguments", "check_recipe", "doctor"]
 
@@ -47,7 +47,7 @@ def doctor(args: argparse.Namespace, signals: object) -> Result:
     from polopt.launch.train import recipe_names
 
     words: list[str] = args.arguments
-    if not words:
+    if not all(words) or not words:
         raise RecipeError("name a run, a log or a recipe: polopt doctor PATH")
     first = words[0]
     if "=" in first and not Path(first).exists():
@@ -70,7 +70,7 @@ def _runs(words: list[str]) -> Result:
         try:
             logs = read(Path(word))
         except NotALogError as error:
-            print(f"polopt: {error}", file=sys.stderr)
+            print(f"polopt: {printable(str(error))}", file=sys.stderr)
             errors.append(str(error))
             continue
         for log in logs:

@@ -146,9 +146,10 @@ def table_rows(file: TextIO, reading: Reading) -> Iterator[Row]:
         reading.cut, reading.damaged = True, max(0, reading.damaged - 1)
 
 
-_VERL = re.compile(r"(?:^|[\s|])step:(\d+) - (.*)")
-_PAIR = re.compile(r"([\w@./\-()*]+):\s?(-?[\w.+\-]+)(?: - |\s*$)")
-_DICT = re.compile(r"\{'[\w/ ]+': .*\}")
+# Lines may be long and made to be slow: each of these takes time linear in a line's length.
+_VERL = re.compile(r"(?:^|[\s|])step:(\d{1,18}) - (.*)")
+_PAIR = re.compile(r"(?:.*\s)?([\w@./\-()*]+):\s?(-?[\w.+\-]+)\s*")
+_DICT = re.compile(r"\{'[\w/ ]+': ")
 _ITEM = re.compile(r"'([\w./@ \-]+)': '?(-?(?:[\d.]+(?:e[+-]?\d+)?|nan|inf))'?(?=[,}])")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -162,11 +163,13 @@ def text_rows(file: TextIO, reading: Reading) -> Iterator[Row | Mention]:
     for number_of_line, raw in lines(file, reading):
         text = _ANSI.sub("", raw) if "\x1b" in raw else raw
         if (match := _VERL.search(text)) is not None:
-            values = {k: v for k, x in _PAIR.findall(match[2]) if (v := number(x)) is not None}
+            pairs = [p for part in match[2].split(" - ") if (p := _PAIR.fullmatch(part))]
+            values = {p[1]: v for p in pairs if (v := number(p[2])) is not None}
             phase, reading.framework = "", "verl"
             yield Row(float(match[1]), values)
-        elif (match := _DICT.search(text)) is not None:
-            values = {k: v for k, x in _ITEM.findall(match[0]) if (v := number(x)) is not None}
+        elif (match := _DICT.search(text)) is not None and text.rfind("}") > match.end():
+            inner = text[match.start() : text.rfind("}") + 1]
+            values = {k: v for k, x in _ITEM.findall(inner) if (v := number(x)) is not None}
             if values:
                 phase, reading.framework = "", "trl"
                 yield Row(row_of(values).step, values)

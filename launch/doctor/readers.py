@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import io
 import math
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
@@ -30,10 +31,16 @@ from polopt.launch.recipe import load
 __all__ = ["NotALogError", "build_log", "read"]
 
 _MENTIONS, _SEGMENTS = 200, 64
+_UNREADABLE = (OSError, EOFError, zlib.error)
+_JSON = re.compile(r'\{[ \t]*["}]')
 
 
 class NotALogError(ValueError):
     """A path is not a log that the doctor reads; the message says what it is instead."""
+
+
+class _NoLogError(NotALogError):
+    """A folder that has none."""
 
 
 def read(path: Path) -> list[Log]:
@@ -52,9 +59,12 @@ def read(path: Path) -> list[Log]:
         if not path.exists():
             raise NotALogError(f"there is no file or folder {str(path)!r}")
         return _files([path])
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise NotALogError(f"cannot read {path}: {reason}") from error
+    except _UNREADABLE as error:
+        raise NotALogError(_unreadable(path, error)) from error
+
+
+def _unreadable(path: Path, error: Exception) -> str:
+    return f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
 
 
 def _folder(path: Path, depth: int) -> list[Log]:
@@ -72,15 +82,26 @@ def _folder(path: Path, depth: int) -> list[Log]:
         return [log]
     logs: list[Log] = []
     singles = [p for s in ("*.jsonl", "*.jsonl.gz", "*.log", "*.log.gz") for p in path.glob(s)]
-    for file in sorted(singles):
+    for file in sorted(p for p in singles if p.is_file()):
         with contextlib.suppress(NotALogError):
             logs += _files([file])
+    left: list[str] = []  # one that cannot be read does not keep the others from being read
     if depth and not logs:
         for child in sorted(p for p in path.iterdir() if p.is_dir()):
-            with contextlib.suppress(NotALogError):
+            try:
                 logs += _folder(child, depth - 1)
-    if not logs:
-        raise NotALogError(
+            except _NoLogError:
+                continue
+            except NotALogError as error:
+                left.append(str(error))
+            except _UNREADABLE as error:
+                left.append(_unreadable(child, error))
+    if logs:
+        logs[-1].notes += [f"left out: {reason}" for reason in left]
+    elif left:
+        raise NotALogError("; ".join(left))
+    else:
+        raise _NoLogError(
             f"{path} has no log that is read: metrics.jsonl, trainer_state.json, progress.csv, "
             "TensorBoard files, .jsonl or .log"
         )
@@ -105,7 +126,7 @@ def _with_text(file: Path) -> list[Log]:
     """Read a table of metrics, and what the console output beside it says went wrong."""
     logs = _files([file])
     for text in sorted(file.parent.glob("*.log")):
-        with _open(text) as opened, contextlib.suppress(NotALogError):
+        with contextlib.suppress(NotALogError, *_UNREADABLE), _open(text) as opened:
             for item in _rows(opened, text, Reading()):
                 if isinstance(item, Mention) and len(logs[-1].mentions) < _MENTIONS:
                     logs[-1].mentions.append(item)
@@ -138,7 +159,8 @@ def _ours(file: Path) -> list[Log]:
 def _command(path: Path) -> list[Mention]:
     """Return the settings of our command line that had no effect."""
     sessions = read_json(path).get("sessions") if path.is_file() else None
-    words = sessions[0].get("command") if isinstance(sessions, list) and sessions else None
+    first = sessions[0] if isinstance(sessions, list) and sessions else None
+    words = first.get("command") if isinstance(first, dict) else None
     return lost_overrides([str(w) for w in words]) if isinstance(words, list) else []
 
 
@@ -150,14 +172,14 @@ def _files(paths: list[Path], name: Path | None = None, framework: str | None = 
             with _open(path) as file:
                 for item in _rows(file, path, reading):
                     split.add(item)
-        except (EOFError, zlib.error) as error:  # a compressed file that is cut off, or none
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:  # cut off, or not compressed
             if not split.segments[0].rows:
                 raise NotALogError(f"cannot read {path}: {error}") from error
             reading.cut = True
     source = name or paths[0]
     logs = split.logs(str(source), reading.framework)
     if not logs:
-        seen = ", ".join(sorted(split.unknown)[:4])
+        seen = ", ".join(" ".join(name.split())[:40] for name in sorted(split.unknown)[:4])
         raise NotALogError(
             f"{source} has no metric that is known"
             + (f": it has {seen}" if seen else ", and nothing in it looks like a line of a log")
@@ -205,11 +227,11 @@ def _rows(file: BinaryIO, path: Path, reading: Reading) -> Iterator[Row | Mentio
     if b"\x00" in head:
         raise NotALogError(f"{path} is a binary file, and not a TensorBoard file")
     start = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
-    text = io.TextIOWrapper(buffered, encoding="utf-8", errors="replace", newline="\n")
+    text = io.TextIOWrapper(buffered, encoding="utf-8-sig", errors="replace", newline="\n")
     reader: Callable[..., Iterable[Row | Mention]] = text_rows
     if start.startswith("{") and '"log_history"' in start:
         reader = history_rows
-    elif start.startswith('{"') or start.startswith("{}"):
+    elif _JSON.match(start):
         reader = json_rows
     elif _is_table(start):
         reader = table_rows

@@ -14,6 +14,7 @@ COLOURS = 7
 """How many curves have a colour of their own; further ones are dashed, then grey."""
 
 _LARGEST = 1e150  # beyond it differences overflow
+_SMALLEST = 1e-300  # a length of an axis below which its ticks underflow
 _UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -101,9 +102,10 @@ def line_chart(
         heights.append(reference[0])
     scale = math.log10 if logarithmic else float
     low, high = _room([scale(v) for v in heights])
-    left, right = min(p[0] for p in points), max(p[0] for p in points)
-    if right <= left:
-        left, right = left - 0.5, right + 0.5
+    left, right = min(_held(p[0]) for p in points), max(_held(p[0]) for p in points)
+    if right - left <= max(1e-12 * max(abs(left), abs(right)), _SMALLEST):
+        air = max(0.5, 1e-9 * abs(left))
+        left, right = left - air, right + air
     marks = _marks(low, high, logarithmic, most=6 if height > 200 else 4)
     largest = max(map(abs, marks), default=0.0)
     texts = [number(10**m) for m in marks] if logarithmic else _apart(marks, largest)
@@ -112,7 +114,7 @@ def line_chart(
     inner, tall = width - margin - edge, height - top - bottom
 
     def across(value: float) -> float:
-        return margin + inner * (value - left) / (right - left)
+        return margin + inner * (_held(value) - left) / (right - left)
 
     def up(value: float) -> float:
         value = _held(value)
@@ -178,8 +180,8 @@ def _held(value: float) -> float:
 def _room(heights: Sequence[float]) -> tuple[float, float]:
     """Return the ends of an axis with some air at both."""
     low, high = min(heights, default=0.0), max(heights, default=1.0)
-    if high - low <= 1e-9 * max(abs(low), abs(high)):
-        air = abs(low) * 0.5 or 0.5
+    if high - low <= max(1e-9 * max(abs(low), abs(high)), _SMALLEST):
+        air = abs(low) * 0.5 if abs(low) > _SMALLEST else 0.5
         return low - air, high + air
     air = 0.05 * (high - low)
     return low - air, high + air

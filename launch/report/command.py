@@ -48,7 +48,7 @@ def report(args: argparse.Namespace, signals: object) -> Result:
     from polopt.launch.report.page import content, render
 
     words: list[str] = args.arguments
-    if not words:
+    if not all(words) or not words:
         raise RecipeError("name a run, a log or a folder of runs: polopt report RUN")
     out = _target(args.out, words)
     runs, errors = gather([Path(word) for word in words])
@@ -75,25 +75,28 @@ def _target(name: str | None, words: list[str]) -> Path:
         RecipeError: If it cannot go there, or something else is there.
     """
     from polopt.launch.recipe import RecipeError
-    from polopt.launch.report.page import MARK
 
-    if name is None:
-        single = Path(words[0])
-        own = len(words) == 1 and (single / "config.yaml").is_file()
-        path = (single if own else Path()) / "report.html"
-    else:
-        path = Path(name)
+    path = Path("report.html" if name is None else name)
     try:
+        if name is None and len(words) == 1 and (Path(words[0]) / "config.yaml").is_file():
+            path = Path(words[0]) / path
         if path.is_dir():
             raise RecipeError(f"{path} is a folder: name a file, such as {path / 'report.html'}")
         if not path.parent.is_dir():
             raise RecipeError(f"there is no folder {path.parent} for the report")
-        if path.exists():
-            with path.open("rb") as file:
-                if file.read(len(MARK)) != MARK.encode():
-                    raise RecipeError(
-                        f"{path} is there and is not a report of polopt: name another file with -o"
-                    )
+        if (path.exists() or path.is_symlink()) and not _is_report(path):
+            raise RecipeError(
+                f"{path} is there and is not a report of polopt: name another file with -o"
+            )
     except OSError as error:
         raise RecipeError(f"cannot write {path}: {error.strerror}") from error
     return path
+
+
+def _is_report(path: Path) -> bool:
+    from polopt.launch.report.page import MARK
+
+    if not path.is_file():  # a pipe, a device, a link to nothing
+        return False
+    with path.open("rb") as file:
+        return file.read(len(MARK)) == MARK.encode()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polopt.launch.doctor.diagnose import Finding, diagnose
+from polopt.launch.doctor.lines import number
 from polopt.launch.doctor.log import Log
 from polopt.launch.doctor.readers import NotALogError, read
 from polopt.launch.files import read_json
@@ -72,20 +73,38 @@ def gather(paths: Sequence[Path]) -> tuple[list[ReportRun], list[str]]:
             logs = read(path)
         except NotALogError as error:
             logs = []
-            if not (path / "config.yaml").is_file():
+            if not _holds(path, "config.yaml"):
                 errors.append(str(error))
         known = {Path(log.source) for log in logs}
         # Runs that have logged nothing yet.
         folders = [path, *path.glob("*/")] if path.is_dir() and path not in known else []
         logs += [
-            Log(source=str(folder), framework="polopt", kind="", notes=["nothing was logged yet"])
+            Log(source=str(folder), framework="polopt", kind="", notes=[_why(folder)])
             for folder in folders
-            if folder not in known and (folder / "environment.json").is_file()
-            and (folder / "config.yaml").is_file()
-        ]  # fmt: skip
+            if folder not in known and _holds(folder, "environment.json", "config.yaml")
+        ]
         for log in logs:
             runs.setdefault(_identity(log.source), _run(log))
     return list(runs.values()), errors
+
+
+def _holds(folder: Path, *names: str) -> bool:
+    try:
+        return all((folder / name).is_file() for name in names)
+    except OSError:  # no permission, or no name for a file
+        return False
+
+
+def _why(folder: Path) -> str:
+    """Return why a run has no metrics."""
+    try:
+        if (folder / "metrics.jsonl").stat().st_size:
+            read(folder)
+    except FileNotFoundError:
+        pass
+    except (NotALogError, OSError) as error:
+        return str(error)
+    return "nothing was logged yet"
 
 
 def _identity(source: str) -> str:
@@ -107,7 +126,7 @@ def _of_folder(log: Log, folder: Path) -> ReportRun:
         tree = load(folder / "config.yaml")
         if (folder / "summary.json").is_file():
             summary = read_json(folder / "summary.json")
-        sessions = read_json(folder / "environment.json").get("sessions") or []
+        sessions = read_json(folder / "environment.json").get("sessions")
     except ValueError as error:
         log.notes.append(str(error))
     log.kind = log.kind or ("llm" if "trainer" in tree else "control")
@@ -126,7 +145,7 @@ def _of_folder(log: Log, folder: Path) -> ReportRun:
         facts=_facts(log, summary),
         status=str(summary.get("status", "")) if summary else "no summary",
         error=str(summary.get("error", "")),
-        machine=_machine(sessions[-1]) if sessions and isinstance(sessions[-1], dict) else "",
+        machine=_machine(_part(sessions[-1])) if isinstance(sessions, list) and sessions else "",
         findings=diagnose(log),
         samples=read_samples(folder),
         key=("polopt", tuple((k, v) for k, v in config.items() if k not in ASIDE)),
@@ -165,7 +184,7 @@ def _facts(log: Log, summary: Mapping[str, Any]) -> dict[str, float]:
         found["accuracy, sampled"] = after.get("sampled")
         found["before training"] = before.get("sampled")
         found["accuracy, greedy"] = after.get("greedy")
-    found["solved"] = summary.get("solved")
+    found["solved"] = solved if isinstance(solved := summary.get("solved"), bool) else None
     for name, metric in (("evaluation", "eval_reward"), ("training reward", "reward")):
         if (column := log.columns.get(metric)) and column.points:
             values = column.values
@@ -186,7 +205,11 @@ def _facts(log: Log, summary: Mapping[str, Any]) -> dict[str, float]:
     found["CPU-seconds"] = summary.get("train_cpu_seconds", summary.get("cpu_seconds"))
     found["frames per CPU-second"] = summary.get("frames_per_cpu_second")
     found["answers per second"] = summary.get("samples_per_second")
-    return {k: float(v) for k, v in found.items() if isinstance(v, int | float)}
+    return {
+        name: size
+        for name, value in found.items()
+        if isinstance(value, int | float) and (size := number(+value)) is not None
+    }
 
 
 def _part(value: object) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from polopt import __version__
+from polopt.launch.doctor.lines import number as plain
 from polopt.launch.doctor.names import meaning
 from polopt.launch.report.charts import COLOURS, line_chart, number
 from polopt.launch.report.compare import Group, Section, curve, sections, spread
@@ -188,9 +189,9 @@ def _ours(section: Section) -> bool:
 
 def _bar(section: Section) -> tuple[float, str] | None:
     """Return the return that ends the runs, if all have the same."""
-    found = {run.log.settings.get("stop_at") for g in section.groups for run in g.runs}
+    found = {plain(run.log.settings.get("stop_at")) for g in section.groups for run in g.runs}
     value = found.pop() if len(found) == 1 else None
-    return (float(value), f"bar {number(value)}") if isinstance(value, int | float) else None
+    return None if value is None or not math.isfinite(value) else (value, f"bar {number(value)}")
 
 
 def _caption(section: Section) -> str:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from polopt.launch.doctor.lines import number
+
 __all__ = ["Sample", "clean", "read_samples", "read_tables"]
 
 _LINE = 1 << 20  # characters of a line; longer ones are passed over
@@ -86,7 +88,7 @@ def read_tables(folder: Path) -> list[Sample]:
     tables = {
         int(p.stem[len(_TABLE) :]): p
         for p in folder.glob(f"completions/{_TABLE}*.parquet")
-        if p.stem[len(_TABLE) :].isdecimal() and p.stat().st_size <= _LARGEST
+        if p.stem[len(_TABLE) :].isdecimal() and p.is_file() and p.stat().st_size <= _LARGEST
     }
     try:
         from pyarrow import ArrowException
@@ -137,7 +139,7 @@ def _sample(row: Mapping[str, Any], kind: str, step: int) -> Sample:
     given = dict(rewards) if isinstance(rewards, dict) else {}
     for name, value in [*given.items(), ("advantage", row.get("advantage"))]:
         if isinstance(value, int | float):
-            marks[clean(str(name), 60)] = f"{value:.3g}".replace("-", "−")
+            marks[clean(str(name), 60)] = f"{number(+value):.3g}".replace("-", "−")
         elif value is None and name in given:
             marks[clean(str(name), 60)] = "none"
     answer = row.get("answer", "")

@@ -1,6 +1,7 @@
 """`polopt doctor` on the command line, before a run and after one."""
 
 import json
+from pathlib import Path
 
 from polopt.launch.cli import main
 
@@ -90,6 +91,21 @@ def test_a_fatal_finding_is_only_told_by_default(here, capfd):
     streams = capfd.readouterr()
     assert json.loads(streams.out)["steps"] == 9
     assert streams.err.count("doctor: nonfinite") == 1
+
+
+def test_a_log_does_nothing_to_a_terminal(here, capfd):
+    Path("a.log").write_text("step:1 - actor/entropy:1\n\x1b]0;x\x07 CUDA out of memory \x1b[2J\n")
+    Path("b\x1b[2J.jsonl").write_text(json.dumps({"step": 1, "\x1b[2Jfoo\x07": 1}))
+    assert main(["doctor", "a.log", "b\x1b[2J.jsonl"]) == 2
+    out, err = capfd.readouterr()
+    assert not {"\x1b", "\x07"} & {*out, *err}
+    assert "CUDA out of memory \\x1b[2J" in out
+    assert "it has \\x1b[2Jfoo\\x07, step" in err
+
+
+def test_no_word_is_not_this_folder(here, capfd):
+    assert main(["doctor", ""]) == 2
+    assert "name a run" in capfd.readouterr().err
 
 
 def test_the_checklist_of_the_guide_is_gone_through(here, capfd):

@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 import struct
+import time
 from itertools import pairwise
 
 import pytest
@@ -254,6 +255,54 @@ def test_nothing_there_and_an_empty_folder(tmp_path):
         read(tmp_path / "none")
     with pytest.raises(NotALogError, match="has no log that is read"):
         read(tmp_path)
+
+
+def test_what_cannot_be_read_does_not_hide_the_rest(tmp_path):
+    row = '{"step": 1, "loss": 2.0}\n'
+    for name, content in (("a", row), ("b", "\0"), ("c", "")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text(content)
+    (tmp_path / "d.log").mkdir()  # a folder of that name
+    (log,) = read(tmp_path)
+    assert log.source == str(tmp_path / "a")
+    assert [note.split(" is ")[1] for note in log.notes if note.startswith("left out: ")] == [
+        "a binary file, and not a TensorBoard file", "empty",
+    ]  # fmt: skip
+
+
+def test_a_damaged_text_beside_a_table(tmp_path):
+    (tmp_path / "progress.csv").write_text("time/total_timesteps,rollout/ep_rew_mean\n1,2\n2,3\n")
+    (tmp_path / "a.log").mkdir()
+    (tmp_path / "b.log").write_bytes(gzip.compress(b"x" * 9999)[:20])
+    assert read(tmp_path)[0].columns["reward"].values == [2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    "line", ["{'a': " * 150_000, "step:1 - " + "a" * 900_000, "step:1 - " + "a:1 " * 200_000]
+)
+def test_no_line_takes_long(tmp_path, line):
+    path = tmp_path / "verl.log"
+    path.write_text(f"{line}\nstep:2 - actor/entropy:0.5 - critic/score/mean:-1e-3\n")
+    begin = time.process_time()
+    (log,) = read(path)
+    assert time.process_time() - begin < 5.0  # what is quadratic takes minutes
+    assert log.columns["entropy"].values == [0.5]
+    assert log.columns["reward"].values == [-1e-3]
+
+
+def test_a_step_beyond_all_numbers(tmp_path):
+    path = tmp_path / "verl.log"
+    path.write_text(f"step:{'9' * 400} - actor/entropy:0.5\nstep:2 - actor/entropy:0.5\n")
+    assert read(path)[0].columns["entropy"].steps == [2.0]
+
+
+def test_marks_of_the_byte_order_and_spaces(tmp_path):
+    (tmp_path / "a.csv").write_text("\ufeffstep,loss\r\n5,2\r\n7,3\r\n", encoding="utf-8")
+    (tmp_path / "a.jsonl").write_text('{ "step": 5, "loss": 2 }\n{ "step": 7, "loss": 3 }\n')
+    for path in tmp_path.iterdir():
+        (log,) = read(path)
+        assert log.columns["loss"].steps == [5.0, 7.0]
+        assert log.notes == []
 
 
 def test_a_pickle_is_not_opened(tmp_path):

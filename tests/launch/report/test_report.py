@@ -20,6 +20,8 @@ from polopt.launch.report.page import MARK, render
 from polopt.launch.report.samples import clean, read_samples
 from polopt.launch.tensorboard import EventWriter
 
+HUGE = "1" + "0" * 400  # an integer that no float holds
+
 
 class Page(HTMLParser):
     """The elements of a page, and its text."""
@@ -317,6 +319,66 @@ def test_bad_input_is_one_sentence(tmp_path, capsys, monkeypatch):
     assert "bin" in Page((tmp_path / "report.html").read_text()).text
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("summary.json", "[1]"),
+        ("summary.json", "[" * 100_000),
+        ("summary.json", f'{{"format": 1, "final_return": {HUGE}, "solved": {HUGE}}}'),
+        ("environment.json", '{"format": 1, "sessions": 3}'),
+        ("environment.json", '{"format": 1, "sessions": [3]}'),
+        ("environment.json", '{"format": 1, "sessions": {"a": 1}}'),
+        ("environment.json", '{"format": 1, "sessions": [{"command": [1], "versions": [1]}]}'),
+        ("config.yaml", "collector: {}\nevaluation: {stop_at: {a: b}}"),
+        ("config.yaml", "collector: {}\nevaluation: {stop_at: [1]}"),
+        ("config.yaml", "collector: {}\nevaluation: {stop_at: .inf}"),
+        ("config.yaml", f"collector: {{}}\nevaluation: {{stop_at: {HUGE}}}"),
+        ("samples.jsonl", f'{{"step": {HUGE}, "completion": "", "rewards": {{"a": {HUGE}}}}}\n'),
+    ],
+)  # fmt: skip
+def test_files_of_a_run_folder_that_hold_anything(tmp_path, name, content):
+    run = write_run(tmp_path / "a")
+    (run / name).write_text(content)
+    page, text = page_of(run)
+    assert "Return in evaluation" in page.text
+    assert "nan" not in text
+
+
+def test_a_run_without_metrics_says_why(tmp_path):
+    write_run(tmp_path / "a")
+    for name, content in (("b", b""), ("c", b"\0\1\2"), ("d", None)):
+        metrics = write_run(tmp_path / name) / "metrics.jsonl"
+        metrics.unlink() if content is None else metrics.write_bytes(content)
+    runs, errors = gather([tmp_path])
+    notes = {Path(run.source).name: run.log.notes for run in runs}
+    assert not errors
+    assert "nothing was logged yet" in notes["b"]
+    assert "nothing was logged yet" in notes["d"]
+    assert "is a binary file" in notes["c"][0]
+    left = f"left out: {tmp_path / 'c' / 'metrics.jsonl'} is a binary file"
+    assert any(note.startswith(left) for note in notes["a"])
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "loop", "long"])
+def test_a_page_goes_only_where_nothing_else_is(tmp_path, capsys, kind):
+    out = tmp_path / "r.html"
+    if kind == "pipe":
+        os.mkfifo(out)
+    elif kind == "long":
+        out = tmp_path / ("r" * 300)
+    else:
+        out.symlink_to(tmp_path / "no" if kind == "link" else out)
+    code, found = polopt(capsys, write_run(tmp_path / "a"), "-o", out)
+    assert code == 2
+    assert str(out) in found["error"]
+    assert out.is_fifo() if kind == "pipe" else kind == "long" or out.is_symlink()
+
+
+def test_names_that_no_file_can_have(capsys):
+    assert polopt(capsys, "")[1]["error"].startswith("name a run")
+    assert "too long" in polopt(capsys, "a" * 300)[1]["error"]
+
+
 def test_damaged_files_of_a_run_folder(tmp_path):
     run = write_run(tmp_path / "a")
     (run / "summary.json").write_text("{")
@@ -346,6 +408,19 @@ def test_ticks_are_told_apart():
     drawn = line_chart([line], label="l", size=(300, 180))
     ticks = [part.split("<")[0] for part in drawn.split('text-anchor="end">')[1:]]
     assert len(ticks) == len(set(ticks)) > 1
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [(-1.7e308, 1.7e308), (0.0, 5e-324), (1e15, 1e15 + 0.125), (1e18, 1e18 + 256), (0.0, math.inf)],
+)
+def test_an_axis_of_any_length(steps):
+    line = Line(
+        style="c0", name="n", mean=[(x, y) for x, y in zip(steps, (5e-324, 0), strict=True)]
+    )
+    drawn = line_chart([line], label="l", size=(300, 200))
+    assert "nan" not in drawn
+    assert "inf" not in drawn
 
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
