@@ -12,6 +12,8 @@ __all__ = ["LIMIT", "Log", "Mention", "Series"]
 LIMIT = 4096
 """Points that a series keeps; longer ones are averaged over neighbours."""
 
+_LARGEST = 1e150  # sums and squares of larger values overflow
+
 
 @dataclass
 class Series:
@@ -19,7 +21,8 @@ class Series:
 
     Beyond twice `LIMIT` points, neighbours are merged: their mean, with the lowest and the highest
     value beside it; from then on a point takes up as many values as the merged ones have, so that
-    the whole run is kept at one resolution. Values that are not finite are counted and left out.
+    the whole run is kept at one resolution. Values that are not finite are counted and left out;
+    those beyond 1e150, which no sum can hold, count as infinite.
 
     Attributes:
         points: (step, mean, lowest, highest, number of values).
@@ -35,7 +38,7 @@ class Series:
 
     def add(self, step: float, value: float) -> None:
         """Append a value; of two at the same step the later one counts."""
-        if not math.isfinite(value):
+        if not abs(value) <= _LARGEST:
             self.nonfinite += 1
             self.first_nonfinite = min(self.first_nonfinite, step)
             return

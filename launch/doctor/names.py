@@ -1,6 +1,7 @@
 """The two tables of names: what each framework calls a metric, and what it calls a setting."""
 
 import csv
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -132,6 +133,8 @@ def _at(tree: Any, path: str) -> tuple[bool, Any]:  # noqa: ANN401
 
 def _value(value: Any) -> Any:  # noqa: ANN401
     """Return a setting as one value: of a schedule, the largest that it takes."""
+    if isinstance(value, int) and abs(value) > 1e300:  # a float holds hardly more
+        return math.inf if value > 0 else -math.inf
     if not isinstance(value, Mapping):
         return value
     parts = [_value(value[k]) for k in ("start", "end", "value", "then") if k in value]

@@ -112,10 +112,10 @@ def _style(index: int, colours: int) -> str:
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
-    """Return mean and sample deviation, NaN for one value."""
-    mean = statistics.fmean(values)
-    finite = len(values) > 1 and all(map(math.isfinite, values))
-    return mean, statistics.stdev(values) if finite else math.nan
+    """Return mean and sample deviation; NaN for that of one value, or where it overflows."""
+    if not all(abs(value) < 1e150 for value in values):
+        return sum(values) / len(values), math.nan
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else math.nan
 
 
 def curve(group: Group, metric: str, *, points: int, hold: bool) -> Line | None:

@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 
 from polopt.launch.doctor import log as log_module
+from polopt.launch.doctor.diagnose import diagnose
 from polopt.launch.doctor.log import Series
 from polopt.launch.doctor.readers import NotALogError, read
 from polopt.launch.tensorboard import EventWriter, checksum
@@ -288,6 +289,20 @@ def test_no_line_takes_long(tmp_path, line):
     assert time.process_time() - begin < 5.0  # what is quadratic takes minutes
     assert log.columns["entropy"].values == [0.5]
     assert log.columns["reward"].values == [-1e-3]
+
+
+def test_values_and_settings_beyond_all_sums(tmp_path):
+    huge = "1" + "0" * 400
+    (tmp_path / "config.yaml").write_text(f"collector: {{total_frames: {huge}}}")
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(
+            f'{{"step": {i}, "return_mean": {v}}}\n' for i, v in enumerate(("1.7e308", 1, huge))
+        )
+    )
+    (log,) = read(tmp_path)
+    assert log.settings["total"] == math.inf
+    assert log.columns["reward"].nonfinite == 2
+    assert "reward-nonfinite" in [f.id for f in diagnose(log)]
 
 
 def test_a_step_beyond_all_numbers(tmp_path):

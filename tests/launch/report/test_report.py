@@ -344,6 +344,17 @@ def test_files_of_a_run_folder_that_hold_anything(tmp_path, name, content):
     assert "nan" not in text
 
 
+@pytest.mark.parametrize("values", [(1.7e308, 1.7e308), ("Infinity", "-Infinity"), ("NaN", 1.0)])
+def test_results_that_overflow(tmp_path, values):
+    for seed, value in enumerate(values):
+        run = write_run(tmp_path / str(seed), seed=seed, values=[1.7e308, -1.7e308, 1.0])
+        summary = {"format": 1, "status": "completed", "final_return": value}
+        (run / "summary.json").write_text(json.dumps(summary))
+    page, text = page_of(tmp_path)
+    assert "4 values NaN or infinite" in page.text
+    assert "nan" not in text
+
+
 def test_a_run_without_metrics_says_why(tmp_path):
     write_run(tmp_path / "a")
     for name, content in (("b", b""), ("c", b"\0\1\2"), ("d", None)):
