@@ -8,6 +8,7 @@ import contextlib
 import ipaddress
 import json
 import os
+import re
 import secrets
 import select
 import signal
@@ -174,7 +175,7 @@ class Server:
             )
         gpu = has_gpu()
         environment = {
-            **os.environ,
+            **_own_environment(),
             KEY: self.key,
             "VLLM_SERVER_DEV_MODE": "1",  # the endpoints that take weights
             "VLLM_NO_USAGE_STATS": "1",
@@ -184,8 +185,6 @@ class Server:
         if (interface := _interface(self.settings.host)) is not None:
             # vLLM's workers listen, too: by default where the host's name points to.
             environment.setdefault("GLOO_SOCKET_IFNAME", interface)
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-            environment.pop(name, None)  # the trainer's
         guard = [sys.executable, "-m", "polopt.ext.vllm.server", *self.command(gpu=gpu)]
         with self.log.open("ab") as log:
             self._guard = subprocess.Popen(
@@ -252,6 +251,19 @@ class Server:
         telling = [line for line in lines if "Error" in line or "error:" in line]
         last = telling[-1] if telling else lines[-1] if lines else "it said nothing"
         return f"its log {self.log} says: {last.strip()[-400:]}"
+
+
+def _own_environment() -> dict[str, str]:
+    """Return the environment without what launchers tell ranks, of which the server is none.
+
+    By torchrun's TORCHELASTIC_USE_AGENT_STORE vLLM's own process group would wait for a store
+    that nobody opens.
+    """
+    told = re.compile(
+        r"((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)"
+        r"|(TORCHELASTIC|ACCELERATE|FSDP)_.*)"
+    )
+    return {name: value for name, value in os.environ.items() if not told.fullmatch(name)}
 
 
 def _is_every_interface(host: str) -> bool:

@@ -1,6 +1,7 @@
 """How a server's processes live and die, with a small program in place of vLLM."""
 
 import http.server
+import json
 import os
 import signal
 import subprocess
@@ -14,6 +15,8 @@ import pytest
 from polopt.ext.vllm import server as module
 from polopt.ext.vllm.errors import StartError
 from polopt.ext.vllm.server import EngineSettings, Server
+
+HOST = "127.0.0.1"
 
 FAKE = textwrap.dedent("""
     import http.server, subprocess, sys
@@ -58,6 +61,25 @@ def test_whoever_is_killed_nobody_stays(tmp_path, victim):
         time.sleep(0.3)
         assert server.healthy() == (victim == 2)
     assert module._members(group) == []
+
+
+def test_it_is_no_rank_of_the_launcher_that_started_the_trainer(tmp_path, monkeypatch):
+    # A group of one needs no other process, unless torch is told of a launcher's store.
+    group = (
+        "import torch.distributed as dist; dist.init_process_group("
+        f"'gloo', rank=0, world_size=1, init_method='tcp://127.0.0.1:{module._free_port(HOST)}'); "
+    )
+    told = ("RANK", "LOCAL_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "MASTER_PORT")
+    for name in (*told, "ACCELERATE_USE_FSDP", "FSDP_VERSION", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("OF_THE_USER", "kept")
+    seen = "import json, os; print(json.dumps(dict(os.environ)), flush=True);"
+    with fake(tmp_path, group + seen + FAKE, start_seconds=60) as server:
+        lines = server.log.read_text().splitlines()
+    found = json.loads(next(line for line in lines if line.startswith("{")))
+    assert found["OF_THE_USER"] == "kept"
+    assert not [name for name in found if name in told or name.startswith(("TORCHEL", "ACCEL"))]
 
 
 def test_a_restart_takes_the_same_port(tmp_path):
