@@ -84,6 +84,15 @@ class ValueTerm:
             raise ValueError(f"loss must be 'mse' or 'huber', got {self.loss!r}")
 
 
+_KINDS: dict[str, tuple[type, ...]] = {
+    "max_rounds": (int,),
+    "oversample": (int, float),
+    "overlong_cache": (int, type(None)),
+    "drop_truncated": (bool,),
+    "top_entropy": (int, float, type(None)),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """Which answers a batch is filled with, and what becomes of those that are too long.
@@ -118,6 +127,11 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.refill not in ("correct", "reward", None):
             raise ValueError(f"refill must be 'correct', 'reward' or none, got {self.refill!r}")
+        for name, kinds in _KINDS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kinds) or (isinstance(value, bool) and kinds != (bool,)):
+                wanted = " or ".join(kind.__name__ for kind in kinds).replace("NoneType", "none")
+                raise ValueError(f"{name} must be {wanted}, got {value!r}")
         if not self.max_rounds >= 1:
             raise ValueError(f"max_rounds must be at least 1, got {self.max_rounds}")
         if not 1.0 <= self.oversample < float("inf"):

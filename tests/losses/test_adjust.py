@@ -31,6 +31,9 @@ def test_what_is_not_named_stays():
         ({"objective": {"agregation": "token_mean"}}, "objective has no field 'agregation'"),
         ({"sampling": {"top": 0.2}}, "sampling has no field 'top', expected one of .*top_entropy"),
         ({"sampling": {"top_entropy": 0.0}}, r"top_entropy must be in \(0, 1\], got 0.0"),
+        ({"sampling": {"top_entropy": "0.2"}}, "top_entropy must be int or float or none, got '0"),
+        ({"sampling": {"max_rounds": True}}, "max_rounds must be int, got True"),
+        ({"sampling": {"drop_truncated": "no"}}, "drop_truncated must be bool, got 'no'"),
         ({"advantage": {"scales": 1}}, "has no setting 'scales'"),
     ],
 )
