@@ -162,11 +162,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments(argv)
     try:
         result = _run(args)
-        _print(args.json, result)
+        try:
+            _print(args.json, result)
+        except BrokenPipeError:
+            raise
+        except OSError as error:  # a full disk
+            print(f"polopt: cannot write the answer: {error.strerror}", file=sys.stderr)
+            _drop_stdout()
+            return result.code or 1
         return result.code
     except BrokenPipeError:  # `polopt list | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         return 0
+
+
+def _drop_stdout() -> None:
+    """Let what is still to be written to stdout go nowhere, so that the end of Python is quiet."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _open_streams() -> None:

@@ -64,6 +64,8 @@ def evaluate(args: argparse.Namespace, signals: object) -> Result:
     samples = 8 if args.samples is None else args.samples
     if samples < 1:
         raise RecipeError(f"--samples must be at least 1, got {args.samples}")
+    if not 0 <= args.seed < 2**32:
+        raise RecipeError(f"--seed must be a whole number from 0 to 4294967295, got {args.seed}")
     name, *overrides = args.arguments
     for word in overrides:
         if "=" not in word:

@@ -91,6 +91,9 @@ def tune_envs(args: argparse.Namespace, signals: object) -> Result:
         raise RecipeError(f"'task': {error}") from error
     now, batch = job.collector.num_envs, getattr(job.collector, "frames_per_batch", None)
     best, note = recommend(measured, now, batch)
+    if now > args.most:
+        left = f"the recipe's {now} environments were not measured: --most is {args.most}"
+        note = f"{left}; {note}" if note else left
     content = {
         "recipe": args.arguments[0],
         "cores": cores,

@@ -50,12 +50,21 @@ def doctor(args: argparse.Namespace, signals: object) -> Result:
     if not all(words) or not words:
         raise RecipeError("name a run, a log or a recipe: polopt doctor PATH")
     first = words[0]
-    if "=" in first and not Path(first).exists():
+    file, folder = _is_there(first)
+    if "=" in first and not file and not folder:
         raise RecipeError(f"{first!r} is a setting, name the recipe first: polopt doctor RECIPE")
-    is_recipe = Path(first).suffix in (".yaml", ".yml") and not Path(first).is_dir()
-    if is_recipe or (first in recipe_names() and not Path(first).exists()):
+    is_recipe = Path(first).suffix in (".yaml", ".yml") and not folder
+    if is_recipe or (first in recipe_names() and not file and not folder):
         return _recipe(first, words[1:])
     return _runs(words)
+
+
+def _is_there(name: str) -> tuple[bool, bool]:
+    """Return whether a name is that of a file, and whether it is that of a folder."""
+    try:
+        return Path(name).exists() and not Path(name).is_dir(), Path(name).is_dir()
+    except OSError:  # no permission to look, or no name for a file
+        return False, False
 
 
 def _runs(words: list[str]) -> Result:

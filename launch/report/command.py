@@ -75,11 +75,12 @@ def _target(name: str | None, words: list[str]) -> Path:
         RecipeError: If it cannot go there, or something else is there.
     """
     from polopt.launch.recipe import RecipeError
+    from polopt.launch.train import is_file
 
     path = Path("report.html" if name is None else name)
+    if name is None and len(words) == 1 and is_file(Path(words[0]) / "config.yaml"):
+        path = Path(words[0]) / path
     try:
-        if name is None and len(words) == 1 and (Path(words[0]) / "config.yaml").is_file():
-            path = Path(words[0]) / path
         if path.is_dir():
             raise RecipeError(f"{path} is a folder: name a file, such as {path / 'report.html'}")
         if not path.parent.is_dir():

@@ -77,15 +77,21 @@ def gather(paths: Sequence[Path]) -> tuple[list[ReportRun], list[str]]:
                 errors.append(str(error))
         known = {Path(log.source) for log in logs}
         # Runs that have logged nothing yet.
-        folders = [path, *path.glob("*/")] if path.is_dir() and path not in known else []
         logs += [
             Log(source=str(folder), framework="polopt", kind="", notes=[_why(folder)])
-            for folder in folders
+            for folder in ([path, *_folders(path)] if path not in known else [])
             if folder not in known and _holds(folder, "environment.json", "config.yaml")
         ]
         for log in logs:
             runs.setdefault(_identity(log.source), _run(log))
     return list(runs.values()), errors
+
+
+def _folders(path: Path) -> list[Path]:
+    try:
+        return list(path.glob("*/"))
+    except OSError:  # no permission to look, or no name for a file
+        return []
 
 
 def _holds(folder: Path, *names: str) -> bool:

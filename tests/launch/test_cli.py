@@ -438,3 +438,13 @@ def test_a_rank_without_a_launcher_means_nothing(here, capfd, monkeypatch, only_
     assert main(["train", "fake.yaml"]) == 0
     assert "completed" in capfd.readouterr().out
     assert read_run(only_run()).summary["status"] == "completed"
+
+
+def test_an_answer_that_cannot_be_written(capsys, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("polopt.launch.cli._print", full)
+    monkeypatch.setattr("polopt.launch.cli._drop_stdout", lambda: None)
+    assert main(["list"]) == 1
+    assert capsys.readouterr().err == "polopt: cannot write the answer: No space left on device\n"

@@ -58,6 +58,7 @@ def test_settings_checkpoints_and_refusals(tmp_path, capsys):
     assert "bar    5, reached" in text
     for words, message in (
         (["--checkpoint", "3"], "has no checkpoint of step 3, it has 64, 128"),
+        (["--seed", "-1"], "--seed must be a whole number from 0 to 4294967295, got -1"),
         (["--checkpoint", "best"], "has no best checkpoint, it has 64, 128"),
         (["--samples", "8"], "--samples goes with a language model"),
         (["network.hidden=[32]"], "does not fit this recipe and this polopt"),

@@ -103,6 +103,23 @@ def test_a_log_does_nothing_to_a_terminal(here, capfd):
     assert "it has \\x1b[2Jfoo\\x07, step" in err
 
 
+def test_what_may_not_be_looked_at(here, capfd, monkeypatch):
+    stat = Path.stat
+
+    def refuse(path, **kwargs):
+        if path.parts[:1] == ("locked",):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **kwargs)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    for command in ("doctor", "report"):
+        assert main([command, "locked/x.log"]) == 2
+        message = "polopt: cannot read locked/x.log: Permission denied\n"
+        assert capfd.readouterr().err == message
+    assert main(["doctor", "locked/x.yaml"]) == 2
+    assert "locked/x.yaml" in capfd.readouterr().err
+
+
 def test_no_word_is_not_this_folder(here, capfd):
     assert main(["doctor", ""]) == 2
     assert "name a run" in capfd.readouterr().err
