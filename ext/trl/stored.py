@@ -36,7 +36,7 @@ def locate(path: str) -> str:
     if path.startswith(PACKAGE):
         place = _inside(path)
     elif path.startswith(("/", ".", "~")) or path.endswith(GGUF):
-        place = Path(path)
+        place = Path(path).expanduser()  # a recipe's path has not been through a shell
     else:
         return path
     if path.endswith(GGUF):

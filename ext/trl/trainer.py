@@ -258,8 +258,8 @@ class PolicyTrainer(AdvantageTrainer):
 
     def _close(self, mode: str) -> None:
         means = self._window.means(self.accelerator)
-        if self._window.masks:
-            means["sampling/entropy_threshold"] = self._window.threshold.item()
+        if self._window.masks and math.isfinite(threshold := self._window.threshold.item()):
+            means["sampling/entropy_threshold"] = threshold  # infinite where nothing is trained on
         for name, value in means.items():
             self._metrics[mode][name].append(value)
         if mode == "train":

@@ -125,7 +125,7 @@ class WeightClient(VLLMClient):
         """Refuse completions of a server that holds other weights than were sent to it."""
         if not self.version or self._backend not in BACKENDS:
             return
-        held = self._get(f"{self.base_url}/weight_info")["weight_version"]
+        held = self._get(f"{self.base_url}/weight_info").get("weight_version")
         if held != self._label():
             raise ServerError(
                 f"the vLLM server answered with the weights {held!r}, not with {self._label()!r} "
@@ -250,10 +250,10 @@ class WeightClient(VLLMClient):
 def _answer(ask: Callable[[], requests.Response]) -> dict:
     try:
         answer = ask()
-    except requests.exceptions.RequestException as error:
+        if answer.status_code == 200:
+            return answer.json()
+    except requests.exceptions.RequestException as error:  # of what is no JSON, too
         raise ServerError(f"the vLLM server did not answer: {error}") from error
-    if answer.status_code == 200:
-        return answer.json()
     # What a worker said, without vLLM's words around it.
     said = re.search(r"Worker failed with error '(.*?)', please check", answer.text, re.DOTALL)
     reason = said[1] if said else f"it answered {answer.status_code} to {answer.url}: {answer.text}"

@@ -211,3 +211,16 @@ def test_entropies_are_those_of_the_policy_that_answered(tmp_path):
         assert len(logs(trainer, "sampling/entropy_threshold")) == 2
         trainer.state.global_step = 9
         assert trainer.evaluate(trainer.train_dataset.select(range(4)))["eval_entropy"] > 0
+
+
+def test_a_step_without_rewards_has_no_threshold_of_entropy(tmp_path):
+    def silent(completions, **_):
+        return [None] * len(completions)
+
+    trainer = setup.build(
+        PolicyTrainer, tmp_path, algorithm=selecting(0.25), reward=silent, config={"max_steps": 1}
+    )
+    trainer.train()
+    assert trainer.state.global_step == 1
+    assert len(logs(trainer, "entropy")) == 1
+    assert not logs(trainer, "sampling/entropy_threshold")

@@ -61,6 +61,11 @@ def test_a_name_of_the_hub_stays():
     assert locate("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
 
 
+def test_the_home_folder_is_found(package, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert locate("~/shelf_of_models/tiny") == str(tmp_path / "shelf_of_models" / "tiny")
+
+
 def test_gguf_needs_its_library(tmp_path, monkeypatch):
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
