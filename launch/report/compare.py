@@ -22,12 +22,18 @@ class Group:
     Attributes:
         label: How it differs from the others.
         style: CSS classes of its curves.
-        runs: One per seed.
+        runs: One per seed, unless a seed was run twice.
     """
 
     label: str
     style: str
     runs: list[ReportRun]
+
+    @property
+    def unit(self) -> str:
+        """What its runs are: `seeds`, or `runs` if a seed is not known or is there twice."""
+        seeds = [run.seed for run in self.runs]
+        return "runs" if None in seeds or len({*seeds}) < len(seeds) else "seeds"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +158,7 @@ def curve(group: Group, metric: str, *, points: int, hold: bool) -> Line | None:
     stats = [(x, *spread(values)) for x, values in rows]
     return Line(
         style=group.style,
-        name=f"{group.label}, {len(singles)} seeds",
+        name=f"{group.label}, {len(singles)} {group.unit}",
         mean=[(x, mean) for x, mean, _ in stats],
         band=[(x, mean - sd, mean + sd) for x, mean, sd in stats if math.isfinite(sd)],
         single=singles,

@@ -196,12 +196,13 @@ def _bar(section: Section) -> tuple[float, str] | None:
 
 def _caption(section: Section) -> str:
     text = ""
-    if any(len(group.runs) > 1 for group in section.groups):
+    if several := [group for group in section.groups if len(group.runs) > 1]:
+        unit = "seeds" if all(group.unit == "seeds" for group in several) else "runs"
         text += (
-            "Lines: mean over seeds; areas: ± one standard deviation; thin: each seed, with a dot "
-            "where it ended. In these charts a completed run counts with its last value from "
-            "there on; in the diagnostics the mean is over the runs that go on, while these are at "
-            "least half. "
+            f"Lines: mean over {unit}; areas: ± one standard deviation; thin: each {unit[:-1]}, "
+            "with a dot where it ended. In these charts a completed run counts with its last value "
+            "from there on; in the diagnostics the mean is over the runs that go on, while these "
+            "are at least half. "
         )
     if any(len(c) > 240 for g in section.groups for r in g.runs for c in r.log.columns.values()):
         text += "Neighbouring points are averaged; for single runs areas show what they range over."
@@ -272,7 +273,7 @@ def _cards(section: Section, runs: Sequence[ReportRun]) -> list[dict[str, str]]:
     if first is not None and first in mine:
         cell = _cell(mine[first])
         count = mine[first][2]
-        note = best.label if many else f"mean over {count} seeds" if count > 1 else ""
+        note = best.label if many else f"mean over {count} {best.unit}" if count > 1 else ""
         if "before training" in mine and first == "accuracy, sampled" and not many:
             note = f"from {number(mine['before training'][0])}" + (f", {note}" if note else "")
         card(f"best: {first}" if many else first, **cell, note=clean(note, 60))

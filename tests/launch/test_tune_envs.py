@@ -1,5 +1,6 @@
 """Which number of environments is recommended, and that it is measured."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -91,6 +92,16 @@ def test_wrong_input_is_one_sentence(capsys):
 def test_language_models_step_no_environments(capsys):
     pytest.importorskip("trl")
     assert "steps no environments" in error_of(capsys, "arithmetic-dapo")
+
+
+def test_it_says_what_it_did_not_measure(capsys, monkeypatch):
+    pytest.importorskip("torchrl")
+    monkeypatch.setattr("polopt.launch.tune_worker.Workers", lambda *a: contextlib.nullcontext())
+    measured = speeds(1, e1=1e3, e2=2e3)
+    monkeypatch.setattr("polopt.launch.tune_envs._measure", lambda *a: measured)
+    for most, told in (("16", True), ("32", False)):
+        assert main(["tune-envs", "cartpole-ppo", "--most", most]) == 0
+        assert ("32 environments were not measured" in capsys.readouterr().out) is told
 
 
 @pytest.mark.slow

@@ -125,6 +125,17 @@ def test_means_over_seeds(tmp_path):
     ]
 
 
+def test_a_seed_that_was_run_twice_is_not_two_seeds(tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        write_run(tmp_path / name, seed=seed)
+    page, text = page_of(tmp_path)
+    assert "mean over 3 runs" in page.text
+    assert "seeds" not in page.text
+    assert "3 seeds" not in text
+    page, _ = page_of(tmp_path / "a", tmp_path / "c")
+    assert "mean over 2 seeds" in page.text
+
+
 def test_many_points_are_averaged_and_their_range_kept(tmp_path):
     run = write_run(tmp_path / "a", values=[float(i % 2) for i in range(1, 401)])
     (section,) = sections(gather([run])[0], 7)
