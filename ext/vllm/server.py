@@ -256,8 +256,8 @@ class Server:
 def _own_environment() -> dict[str, str]:
     """Return the environment without what launchers tell ranks, of which the server is none.
 
-    By torchrun's TORCHELASTIC_USE_AGENT_STORE vLLM's own process group would wait for a store
-    that nobody opens.
+    With torchrun's TORCHELASTIC_USE_AGENT_STORE torch opens no store for a `tcp://` address, by
+    which vLLM's workers meet on several hosts and with data parallelism.
     """
     told = re.compile(
         r"((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)"
