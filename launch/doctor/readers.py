@@ -209,10 +209,9 @@ def _left_out(lines: int) -> str:
 
 def _open(path: Path) -> BinaryIO:
     file = path.open("rb")
-    if file.read(2) == b"\x1f\x8b":
+    if file.peek(2)[:2] == b"\x1f\x8b":  # not read: a pipe cannot go back
         file.close()
         return gzip.open(path, "rb")  # type: ignore[return-value]
-    file.seek(0)
     return file
 
 

@@ -3,7 +3,9 @@
 import gzip
 import json
 import math
+import os
 import struct
+import threading
 import time
 from itertools import pairwise
 
@@ -318,6 +320,16 @@ def test_marks_of_the_byte_order_and_spaces(tmp_path):
         (log,) = read(path)
         assert log.columns["loss"].steps == [5.0, 7.0]
         assert log.notes == []
+
+
+def test_a_pipe(tmp_path):
+    pipe = tmp_path / "log"
+    os.mkfifo(pipe)
+    text = '{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 3.0}\n'
+    writer = threading.Thread(target=pipe.write_text, args=(text,), daemon=True)
+    writer.start()
+    assert one(pipe).columns["loss"].values == [2.0, 3.0]
+    writer.join()
 
 
 def test_a_pickle_is_not_opened(tmp_path):
