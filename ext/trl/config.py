@@ -19,6 +19,7 @@ __all__ = [
     "check_rollouts",
     "check_sampling",
     "check_tokenizer",
+    "check_turns",
     "check_whole",
     "check_windows",
     "needs_whole",
@@ -225,6 +226,39 @@ def check_rollouts(algorithm: Algorithm, given: Mapping[str, Any]) -> None:
         raise ValueError(
             "the greedy baseline needs greedy answers, which PolicyTrainer cannot ask rollout_func "
             "for: use another baseline (rloo, grpo)"
+        )
+
+
+def check_turns(
+    args: GRPOConfig, given: Mapping[str, Any], processes: int, *, gathered: bool
+) -> None:
+    """Refuse tools where ranks generate together: TRL lets each call them as often as it wants.
+
+    A rank whose answers call none goes on alone, and the others would wait for it, or get its
+    answers for theirs.
+
+    Args:
+        args: TRL's config.
+        given: Keyword arguments for `GRPOTrainer`.
+        processes: Number of ranks.
+        gathered: Whether each forward gathers parameters from all ranks (FSDP, ZeRO-3).
+
+    Raises:
+        ValueError: With what ranks share.
+    """
+    names = [name for name in ("tools", "environment_factory") if given.get(name)]
+    if processes == 1 or not names:
+        return
+    shared = "shards of the model (FSDP, ZeRO-3)" if gathered else None
+    if args.use_vllm and args.vllm_mode == "server":
+        shared = "the calls of a vLLM server (vllm_mode='server')"
+    elif args.use_vllm:  # each rank has an engine, or shares one
+        shared = None if args.vllm_tensor_parallel_size == 1 else "vLLM (vllm_tensor_parallel_size)"
+    if shared is not None:
+        raise ValueError(
+            f"{names[0]}: each of the {processes} ranks generates as often as its answers call for "
+            f"it, and they share {shared}: use DDP with a colocated vLLM for each rank or none, or "
+            "one process"
         )
 
 

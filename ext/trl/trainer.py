@@ -26,6 +26,7 @@ from polopt.ext.trl.config import (
     check_rollouts,
     check_sampling,
     check_tokenizer,
+    check_turns,
     check_whole,
     check_windows,
     needs_whole,
@@ -131,6 +132,9 @@ class PolicyTrainer(AdvantageTrainer):
                 "does not support: set router_aux_loss_coef of its config to 0"
             )
         check_whole(algorithm, sharded=self.is_deepspeed_enabled or self.is_fsdp_enabled)
+        plugin = self.accelerator.state.deepspeed_plugin if self.is_deepspeed_enabled else None
+        gathered = self.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3)
+        check_turns(self.args, kwargs, self.accelerator.num_processes, gathered=gathered)
         check_windows(self.args, deepspeed=self.is_deepspeed_enabled, selects=selects(algorithm))
         self.padding = Padding(prompts=False, completions=False)
         if trim_padding:

@@ -10,7 +10,13 @@ pytest.importorskip("trl")
 from trl import GRPOConfig
 
 from polopt import losses
-from polopt.ext.trl.config import LOSS_FIELDS, check_algorithm, check_config, check_windows
+from polopt.ext.trl.config import (
+    LOSS_FIELDS,
+    check_algorithm,
+    check_config,
+    check_turns,
+    check_windows,
+)
 from polopt.ext.trl.trainer import PolicyTrainer
 
 spec = importlib.util.spec_from_file_location("trl_setup", Path(__file__).with_name("trl_setup.py"))
@@ -216,3 +222,37 @@ def test_public_name_and_missing_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "trl", None)
     with pytest.raises(ImportError, match=r"pip install 'polopt\[trl\]'"):
         polopt.ext.trl.PolicyTrainer  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("config", "gathered", "told"),
+    [
+        ({}, True, "tools: each of the 2 ranks .* share shards of the model"),
+        ({"vllm_mode": "server"}, False, "they share the calls of a vLLM server"),
+        ({"vllm_tensor_parallel_size": 2}, False, r"they share vLLM \(vllm_tensor_par"),
+        ({"vllm_mode": "colocate"}, True, None),
+        ({}, False, None),
+    ],
+)
+def test_ranks_that_generate_together_have_no_tools(config, gathered, told):
+    """TRL's loop of tools runs as often as a rank's own answers ask, with collectives in it."""
+    args = GRPOConfig("unused", use_cpu=True, bf16=False, use_vllm=bool(config), **config)
+    for processes, given in ((1, {"tools": [print]}), (2, {}), (2, {"tools": []})):
+        check_turns(args, given, processes, gathered=gathered)
+    if told is None:
+        check_turns(args, {"tools": [print]}, 2, gathered=gathered)
+        return
+    for given in ({"tools": [print]}, {"environment_factory": object}):
+        with pytest.raises(ValueError, match=told.replace("tools", next(iter(given)))):
+            check_turns(args, given, 2, gathered=gathered)
+
+
+def test_the_trainer_asks_for_it(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "polopt.ext.trl.trainer.check_turns", lambda *a, **k: asked.append((a[1:], k))
+    )
+    setup.build(PolicyTrainer, tmp_path, algorithm=losses.dapo(refill=None))
+    (((given, processes), gathered),) = asked
+    assert (processes, gathered) == (1, {"gathered": False})
+    assert "train_dataset" in given
