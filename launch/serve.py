@@ -69,9 +69,10 @@ def serve(args: argparse.Namespace, signals: object) -> Result:
         folder = new_folder(Path(args.runs), f"{job.name}-server")
     except ValueError as error:
         raise RecipeError(f"{error}; use --runs DIR") from error
-    server = Server(model, job.engine, folder / LOG, key=os.environ.get(KEY))
-    content = {"url": server.url, "model": model, "folder": str(folder)}
+    content = {"model": model, "folder": str(folder)}
     try:
+        server = Server(model, job.engine, folder / LOG, key=os.environ.get(KEY))
+        content["url"] = server.url
         with (
             open(os.open(folder / "key", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file,
             server,

@@ -112,6 +112,9 @@ class Server:
         log: The file that its output is appended to.
         key: What clients must send as `Authorization: Bearer KEY`; a new one by default.
 
+    Raises:
+        StartError: If the host is no address of this machine.
+
     Attributes:
         url: Where it answers, once started.
         key: As given or made.
@@ -122,7 +125,13 @@ class Server:
     ) -> None:
         self.model, self.settings, self.log = model, settings, log
         self.key = secrets.token_urlsafe(24) if key is None else key
-        self.port = settings.port or _free_port(settings.host)
+        try:
+            self.port = settings.port or _free_port(settings.host)
+        except OSError as error:
+            raise StartError(
+                f"host {settings.host} is no address of this machine ({error.strerror}): name one "
+                "that it has, or 127.0.0.1"
+            ) from error
         self._guard: subprocess.Popen[bytes] | None = None
 
     @property

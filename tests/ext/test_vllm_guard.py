@@ -143,6 +143,12 @@ def test_every_interface_is_refused(host):
         EngineSettings(host=host)
 
 
+@pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "no.such.host.invalid"])
+def test_an_address_of_another_machine_is_a_sentence(tmp_path, host):
+    with pytest.raises(StartError, match=f"host {host} is no address of this machine"):
+        fake(tmp_path, host=host)
+
+
 def test_wrong_settings():
     with pytest.raises(ValueError, match="backend must be nccl, gloo or safetensors, got 'mpi'"):
         EngineSettings(backend="mpi")
