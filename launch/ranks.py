@@ -6,6 +6,7 @@ Takes the words of torchrun or accelerate: `python -m polopt.launch.ranks torchr
 
 import logging
 import signal
+import socket
 import sys
 
 from torch.distributed import DistError, run
@@ -21,7 +22,7 @@ def main() -> int:
 
     Returns:
         The exit status: 2 if a rank refused the input or the hosts did not meet, 1 if one failed
-        otherwise.
+        otherwise or could not be started.
     """
     # It tells how ranks ended; they have said why, unless a signal ended them.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
@@ -37,12 +38,13 @@ def main() -> int:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
         for rank, code in codes.items():
             if code < 0 and code != -signal.SIGTERM:  # which torchrun sends to the others
-                name = signal.Signals(-code).name
+                known = -code in set(signal.Signals)  # real-time ones have no names
+                name = signal.Signals(-code).name if known else f"signal {-code}"
                 print(f"polopt: rank {rank} was ended by {name}", file=sys.stderr)
         return 2 if 2 in codes.values() else 1
     except SignalException as error:
         return 128 + error.sigval
-    except (DistError, RendezvousError, OSError) as error:
+    except (DistError, RendezvousError, ConnectionError, TimeoutError, socket.gaierror) as error:
         said = str(error).partition("\n")[0].rstrip(".")
         print(
             f"polopt: the hosts did not meet ({said}): start all of them within --wait seconds, "
@@ -50,6 +52,9 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
+    except OSError as error:  # a full disk, no more processes
+        print(f"polopt: the ranks cannot be started: {error}", file=sys.stderr)
+        return 1
     return 0
 
 
