@@ -25,6 +25,7 @@ _OWNED = {
     "use_cpu": "a GPU is used where there is one",
     "num_generations_eval": "evaluation is the section 'evaluation'",
     "eval_strategy": "evaluation is the section 'evaluation'",
+    "hub_token": "the run folder would keep it: run hf auth login, or set HF_TOKEN",
     "eval_on_start": "the run evaluates before training, see the section 'evaluation'",
 }
 

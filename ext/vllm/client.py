@@ -94,6 +94,8 @@ class WeightClient(VLLMClient):
         # TRL repeats for a minute, and whatever the server refuses, too.
         adapter = _Adapter(max_retries=Retry(connect=2, read=0, status=0, backoff_factor=0.2))
         self.session.mount("http://", adapter)
+        self.session.mount("https://", adapter)
+        self.session.trust_env = False  # a proxy would see the key, .netrc would replace it
         super().check_server(*args, **kwargs)
 
     def _post(self, url: str, **kwargs: Any) -> dict:  # noqa: ANN401
@@ -242,9 +244,11 @@ class WeightClient(VLLMClient):
 
     def _call(self, route: str, **body: Any) -> dict:  # noqa: ANN401
         """Post once: half an update must not be repeated."""
-        headers = dict(self.session.headers)
-        url = f"{self.base_url}/{route}"
-        return _answer(lambda: requests.post(url, json=body, timeout=self.seconds, headers=headers))
+        with requests.Session() as session:  # without the other's adapter, which may repeat
+            session.trust_env = False
+            session.headers.update(self.session.headers)
+            url = f"{self.base_url}/{route}"
+            return _answer(lambda: session.post(url, json=body, timeout=self.seconds))
 
 
 def _answer(ask: Callable[[], requests.Response]) -> dict:

@@ -38,9 +38,10 @@ def unfit(url: str, key: str, model: PretrainedConfig, *, seconds: float, gpu: b
         seconds: The longest wait until it answers.
         gpu: Whether the trainer is on one, which vLLM's own weight transfer needs.
     """
-    if (fault := _wait(url, seconds)) is not None:
-        return fault
     with requests.Session() as session:
+        session.trust_env = False  # a proxy would see the key, .netrc would replace it
+        if (fault := _wait(session, url, seconds)) is not None:
+            return fault
         session.headers["Authorization"] = f"Bearer {key}"
         try:
             about = session.get(f"{url}{ABOUT}", timeout=30)
@@ -67,11 +68,11 @@ def unfit(url: str, key: str, model: PretrainedConfig, *, seconds: float, gpu: b
     return None
 
 
-def _wait(url: str, seconds: float) -> str | None:
+def _wait(session: requests.Session, url: str, seconds: float) -> str | None:
     end = time.monotonic() + seconds
     while True:
         try:
-            if requests.get(f"{url}/health", timeout=5).status_code == 200:
+            if session.get(f"{url}/health", timeout=5).status_code == 200:
                 return None
             why = "it is not healthy"
         except requests.RequestException as error:

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
+from urllib.request import ProxyHandler, build_opener
 
 from polopt.ext.vllm.auth import KEY
 from polopt.ext.vllm.errors import StartError
@@ -318,7 +318,7 @@ def _listens(host: str, port: int) -> bool:
 
 def _healthy(url: str) -> bool:
     try:
-        with urlopen(f"{url}/health", timeout=5.0) as answer:
+        with build_opener(ProxyHandler({})).open(f"{url}/health", timeout=5.0) as answer:
             return answer.status == 200
     except OSError:
         return False

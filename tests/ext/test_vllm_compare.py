@@ -119,3 +119,14 @@ def test_nobody_there_is_told_in_time(ask):
 def test_a_server_that_starts_late_is_waited_for(ask):
     _, url = ask(pages={"/health": None})
     assert "it is not healthy" in unfit(url, "key", MODEL, seconds=0.2, gpu=False)
+
+
+def test_neither_a_proxy_nor_netrc_sees_or_replaces_the_key(ask, monkeypatch, tmp_path):
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login me password mine\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    fault, _ = ask()
+    assert fault is None

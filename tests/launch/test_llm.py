@@ -35,6 +35,7 @@ def cache(tmp_path, monkeypatch):
         ("trainer.max_step=3", "unknown key 'trainer.max_step', did you mean 'max_steps'"),
         ("trainer.max_steps=many", "'trainer.max_steps': .* got 'many'"),
         ("trainer.seed=3", "'trainer.seed' cannot be set here: set the recipe's 'seed'"),
+        ("trainer.hub_token=x", "cannot be set here: the run folder would keep it"),
         ("trainer.output_dir=x", "'trainer.output_dir' cannot be set here"),
         ("trainer.eval_on_start=true", "cannot be set here: the run evaluates before training"),
         ("trainer.steps_per_generation=0", "must be a whole number from 1, got 0"),
