@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from polopt.launch.doctor.log import Log, Series
 from polopt.launch.doctor.names import parameter
@@ -154,16 +155,23 @@ def _derive(log: Log) -> None:
             for step, value in zip(part.steps, part.values, strict=True):
                 if step in rest:
                     rest[step] += value
-        share, odds = Series(), Series()
+        share, odds, environment = Series(), Series(), Series()
         begin = _learning_begins(log)
+        inner = log.columns.get("environment_time") or Series()
+        simulated = dict(zip(inner.steps, inner.values, strict=True))
         for step, value in zip(collect.steps, collect.values, strict=True):
             if step > begin and value + rest[step] > 0:
                 share.add(step, value / (value + rest[step]))
+                if step in simulated:
+                    environment.add(step, simulated[step] / (value + rest[step]))
             if step > begin and rest[step] > 0:
                 odds.add(step, value / rest[step])
         log.columns |= {"collect_share": share, "collect_odds": odds}
         for name, other in (("collect_share", "all phases"), ("collect_odds", "other phases")):
             log.names[name] = f"{log.names['collect_time']} / {other}"
+        if len(environment):
+            log.columns["environment_share"] = environment
+            log.names["environment_share"] = f"{log.names['environment_time']} / all phases"
     _derive_speed(log)
     gamma, length = log.settings.get("gamma"), log.columns.get("length")
     if isinstance(gamma, int | float) and 0 <= gamma < 1 and length:
@@ -185,23 +193,51 @@ _LEARNING = ("loss", "loss_policy", "loss_value", "grad_norm")
 
 
 def _derive_speed(log: Log) -> None:
-    """Compute speed by interval, from when learning goes on: before, a run is only faster."""
+    """Compute speed by interval, and in each tenth of the steps, from when learning goes on.
+
+    Before, a run is only faster.
+    """
     if "interval_speed" in log.columns:
         return
+    begin = _learning_begins(log)
     mean, speed = log.columns.get("mean_speed"), log.columns.get("speed")
+    speeds, elapsed = Series(), []
     if mean and len(mean) > 2:
         # Speed since the start, as SB3 logs it: elapsed time is steps over speed.
-        speeds, before = Series(), None
-        for step, value in zip(mean.steps, mean.values, strict=True):
-            now = step / value if value > 0 else None
-            if before and now and now > before[1]:
-                speeds.add(step, (step - before[0]) / (now - before[1]))
-            before = (step, now) if now else before
-        name = f"{log.names['mean_speed']}, by interval"
+        elapsed = [(s, s / v) for s, v in zip(mean.steps, mean.values, strict=True) if v > 0]
+        for (step, time), (later, now) in pairwise(elapsed):
+            if step and time and now > time:
+                speeds.add(later, (later - step) / (now - time))
+        name = log.names["mean_speed"]
     elif speed:
+        before, time = 0.0, 0.0
+        for step, value in zip(speed.steps, speed.values, strict=True):
+            if value > 0:
+                time += (step - before) / value
+                elapsed.append((step, time))
+            before = step
         speeds, name = speed, log.names["speed"]
     else:
         return
-    begin = _learning_begins(log)
-    points = [p for p in speeds.points if p[0] > begin]
-    log.columns["interval_speed"], log.names["interval_speed"] = Series(points), name
+    by = {"interval_speed": "interval", "tenth_speed": "tenth"}
+    found = Series([p for p in speeds.points if p[0] > begin]), _tenths(elapsed, begin)
+    for (metric, word), series in zip(by.items(), found, strict=True):
+        log.columns[metric], log.names[metric] = series, f"{name}, by {word}"
+
+
+def _tenths(elapsed: list[tuple[float, float]], begin: float) -> Series:
+    """Return the speed in each tenth of the steps after one, from steps and elapsed seconds."""
+    import numpy as np
+
+    after = [e for e in elapsed if e[0] >= begin]
+    speeds = Series()
+    if len(after) < 11:
+        return speeds
+    steps, seconds = zip(*after, strict=True)
+    width = (steps[-1] - steps[0]) / 10
+    marks = [steps[0] + width * i for i in range(11)]
+    taken = np.diff(np.interp(marks, steps, seconds)).tolist()
+    for mark, time in zip(marks[1:], taken, strict=True):
+        if time > 0:
+            speeds.add(mark, width / time)
+    return speeds

@@ -186,6 +186,7 @@ _MENTIONS = (
     ("host_oom", re.compile(
         r"oom[-_ ]kill|Out of memory: Killed process|DefaultCPUAllocator: can't allocate", re.I)),
     ("preempted", re.compile(r"Sequence group .{0,60}preempted|is preempted by", re.I)),
+    ("no_spread", re.compile(r"no group had spread")),
     # Not what a library tells of its bounds: max_grad_norm=inf, Box(-inf, inf).
     ("nonfinite", re.compile(
         r"(?<!max_)(?:loss\w*|grad\w*|log[_ ]?prob\w*|logits|rewards?|observations?)\b.{0,40}?"

@@ -126,5 +126,12 @@ def _of_settings(test: Mapping[str, Any]) -> bool:
     return "setting" in test or "absent" in test or test.get("mention") == "override"
 
 
-_DERIVED = ("collect_share", "collect_odds", "interval_speed", "horizon_share")
+_DERIVED = (
+    "collect_share",
+    "collect_odds",
+    "environment_share",
+    "tenth_speed",
+    "interval_speed",
+    "horizon_share",
+)
 """Metrics that `diagnose` computes from others."""

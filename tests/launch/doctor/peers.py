@@ -17,6 +17,10 @@ from pathlib import Path
 
 import yaml
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from score import collapsed, rewards
+
 FAULTS = yaml.safe_load((Path(__file__).parent / "faults.yaml").read_text())
 
 
@@ -69,7 +73,7 @@ def main():
     counts = defaultdict(lambda: defaultdict(int))
     for meta in sorted(runs.glob("*/case.json")):
         case = json.loads(meta.read_text())
-        if case.get("collapsed"):
+        if not case["fault"] and collapsed(rewards(meta.parent)):
             continue
         part = "control" if case["world"] in ("polopt", "sb3") else "language models"
         for tool in (rldoctor, rlwatch):

@@ -1,11 +1,11 @@
 """Trains short runs, healthy ones and ones with a fault, and keeps their logs.
 
-    python tests/launch/doctor/plant.py --out FOLDER [--half set report] [--only WORD …]
+    python tests/launch/doctor/plant.py --out FOLDER [--half report …] [--only WORD …]
     python tests/launch/doctor/plant.py --out FOLDER --pack
 
-plan.yaml says which. The runs of the half `set` were used to choose the thresholds of the rules;
-those of the half `report`, with other seeds, strengths, algorithms and tasks, were not. `score.py`
-counts. `--pack` packs them into logs/, one archive for each half.
+plan.yaml says which. The runs of `set`, `first` and `second` were used to choose the thresholds of
+the rules; those of `report`, with other seeds and strengths, were not. `score.py` counts. `--pack`
+packs them into logs/, one archive for each.
 """
 
 import argparse
@@ -13,7 +13,6 @@ import contextlib
 import io
 import json
 import os
-import statistics
 import sys
 import tarfile
 import tempfile
@@ -51,34 +50,6 @@ def cases(half: str) -> Iterator[Case]:
                 yield Case(world=row["world"], base=base, seed=seed, settings={})
 
 
-def collapsed(values: list[float]) -> bool:
-    """Return whether a run really lost what it had learnt: it is not a healthy one.
-
-    The mean of its last fifth is below its best by more than half the way that it had come, and by
-    more than half of its best's size.
-    """
-    size = max(3, len(values) // 5)
-    if len(values) < 3 * size:
-        return False
-    means = [statistics.fmean(values[i : i + size]) for i in range(len(values) - size + 1)]
-    lost = max(means) - means[-1]
-    return lost > 0.5 * (max(means) - means[0]) and lost > 0.5 * abs(max(means))
-
-
-def rewards(folder: Path) -> list[float]:
-    """Return the returns or rewards of a run, without the doctor."""
-    if (path := folder / "metrics.jsonl").exists():
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-    elif (path := folder / "trainer_state.json").exists():
-        lines = json.loads(path.read_text())["log_history"]
-    else:
-        import csv
-
-        lines = list(csv.DictReader((folder / "progress.csv").open()))
-    names = ("return_mean", "reward", "rollout/ep_rew_mean")
-    return [float(x[n]) for x in lines for n in names if x.get(n) not in (None, "")]
-
-
 def train(case: Case, place: Path) -> float:
     """Train one run, and return its CPU seconds."""
     began = time.process_time()
@@ -90,8 +61,6 @@ def train(case: Case, place: Path) -> float:
         "fault": case.fault, "strength": case.strength, "world": case.world, "table": case.table,
         "cpu_seconds": round(spent, 1),
     }  # fmt: skip
-    if not case.fault:
-        meta["collapsed"] = collapsed(rewards(place))
     (place / "case.json").write_text(json.dumps(meta))
     return spent
 
@@ -113,7 +82,7 @@ def pack(folder: Path, target: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--half", nargs="+", default=["set", "report"])
+    parser.add_argument("--half", nargs="+", default=["set", "first", "second", "report"])
     parser.add_argument("--only", nargs="*", default=[], help="words that the name must contain")
     parser.add_argument("--skip", nargs="*", default=[], help="words that it must not contain")
     parser.add_argument("--pack", action="store_true", help="pack what is there, train nothing")

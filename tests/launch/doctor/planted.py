@@ -13,6 +13,29 @@ from polopt.envs.control import ControlTask
 from polopt.envs.text import TextTask, arithmetic
 
 
+class Drag:
+    """Makes a run take `first` times as long as it would at its start, `last` times at its end.
+
+    Multiples of what the run itself takes between two calls, and not seconds: so the fault has the
+    same size on a machine that is busy with other work.
+    """
+
+    def __init__(self, first: float, last: float, total: int):
+        self.first, self.last, self.total = first, last, total
+        self.frames, self.owed, self.began = 0, 0.0, time.perf_counter()
+
+    def __call__(self, frames: int) -> None:
+        now = time.perf_counter()
+        self.frames += frames
+        done = min(1.0, self.frames / self.total)
+        self.owed += (now - self.began) * (self.first + (self.last - self.first) * done - 1.0)
+        self.began = now
+        if self.owed > 2e-3:  # shorter sleeps take longer than asked for
+            time.sleep(self.owed)
+            self.began = time.perf_counter()
+            self.owed -= self.began - now
+
+
 @dataclass
 class Faulty:
     """The physics of a task, whose reward or speed goes wrong after some frames."""
@@ -24,8 +47,12 @@ class Faulty:
     after: int = 0
     sleep: float = 0.0
     slower: float = 0.0
+    drag: tuple[float, float, int] | None = None
     batch: int = 32
     frames: int = field(default=0)
+
+    def __post_init__(self):
+        self.dragging = Drag(*self.drag) if self.drag else None
 
     def __getattr__(self, name):
         return getattr(self.physics, name)
@@ -37,6 +64,8 @@ class Faulty:
         self.frames += self.batch
         if self.sleep or self.slower:
             time.sleep(self.sleep + self.slower * self.frames)
+        if self.dragging:
+            self.dragging(self.batch)
         late = self.frames > self.after
         scale = self.late_scale if late and self.late_scale is not None else self.scale
         reward = reward * scale

@@ -2,14 +2,16 @@
 
     python tests/launch/doctor/score.py report [--verbose] [--log-only] [--export OTHER]
 
-Reads an archive of logs/ (`set`, `report`), or a folder that `plant.py` filled. A fault is named
+Reads an archive of logs/ (`set`, `first`, `second`, `report`), or a folder that `plant.py` filled. A fault is named
 first if the first finding is one of the rules that stand for it; a finding on a healthy run is a
 false alarm.
 """
 
 import argparse
+import csv
 import json
 import shutil
+import statistics
 import tarfile
 import tempfile
 from collections import defaultdict
@@ -20,6 +22,35 @@ import yaml
 _FAULTS = yaml.safe_load((Path(__file__).parent / "faults.yaml").read_text())
 ACCEPT = {(table, row["fault"]): row["accept"] for table in _FAULTS for row in _FAULTS[table]}
 """Rules that name a fault, by table and fault."""
+
+
+def collapsed(values):
+    """Return whether a run really lost what it had learnt: it is not a healthy one.
+
+    Its best is the highest mean over a fifth of the run, so that luck is no best. Its end is the
+    mean of its last fifth, or of its last tenth (3 points at least), which also sees a fall at the
+    very end: whichever is lower. It collapsed if its end is below its best by more than half of the
+    way that it had come, and by more than half of its best's size.
+    """
+    size, last = max(3, len(values) // 5), max(3, len(values) // 10)
+    if len(values) < 3 * size:
+        return False
+    means = [statistics.fmean(values[i : i + size]) for i in range(len(values) - size + 1)]
+    lost = max(means) - min(means[-1], statistics.fmean(values[-last:]))
+    return lost > 0.5 * (max(means) - means[0]) and lost > 0.5 * abs(max(means))
+
+
+def rewards(folder):
+    """Return the returns or rewards of a run, without the doctor."""
+    if (path := folder / "metrics.jsonl").exists():
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+    elif (path := folder / "trainer_state.json").exists():
+        lines = json.loads(path.read_text())["log_history"]
+    else:
+        lines = list(csv.DictReader((folder / "progress.csv").open()))
+    names = ("return_mean", "reward", "rollout/ep_rew_mean")
+    return [float(x[n]) for x in lines for n in names if x.get(n) not in (None, "")]
+
 
 _SETTINGS = ("config.yaml", "model.zip")  # what tells of settings beside the log
 
@@ -45,6 +76,7 @@ def score(root, log_only=False):
     for meta in sorted(root.glob("*/case.json")):
         case = json.loads(meta.read_text())
         case["accept"] = ACCEPT.get((case["table"], case["fault"]), [])
+        case["collapsed"] = not case["fault"] and collapsed(rewards(meta.parent))
         with tempfile.TemporaryDirectory() as scratch:
             run = meta.parent
             if log_only:
@@ -57,14 +89,14 @@ def score(root, log_only=False):
 def summary(rows):
     """Return counts by world: faults, named first, named at all, silent, healthy, false alarms.
 
-    A run without a planted fault that really collapsed (see `plant.collapsed`) is neither: it is
+    A run without a planted fault that really collapsed (see `collapsed`) is neither: it is
     counted apart, with those whose collapse was named.
     """
     counts = defaultdict(lambda: defaultdict(int))
     for row in rows:
         for world in (row["world"], "all"):
             c = counts[world]
-            if row.get("collapsed"):
+            if row["collapsed"]:
                 c["collapsed"] += 1
                 c["collapse named"] += row["found"][:1] == ["reward-collapse"]
                 continue
@@ -133,7 +165,7 @@ def show(args):
     if args.verbose:
         for row in rows:
             wrong = bool(row["found"])
-            if row["fault"] or row.get("collapsed"):
+            if row["fault"] or row["collapsed"]:
                 wrong = not set(row["found"][:1]) & set(row["accept"] or ["reward-collapse"])
             if wrong:
                 print(row["name"], "accepts", row["accept"], "found", row["found"])

@@ -104,6 +104,10 @@ def polopt(case: Case, folder: Path) -> None:
             if tree["task"].get(fault):  # the same seconds in a batch of every task
                 tree["task"][fault] *= 32 / (frames / c["num_envs"])
                 c["total_frames"] = frames * count
+    if drag := tree["task"].get("drag"):
+        if case.base not in _REPLAY:
+            c["total_frames"] = frames * (12 if tree["task"].get("sleep") else 24)
+        tree["task"]["drag"] = [*drag, c["total_frames"]]
     tree["task"]["batch"] = c["num_envs"]
     tree["checkpoints"]["every"] = c["total_frames"]
     _execute(tree, case, folder)
@@ -215,13 +219,14 @@ def trl(case: Case, folder: Path) -> None:
 def sb3(case: Case, folder: Path) -> None:
     import gymnasium as gym
     import stable_baselines3 as library
+    from planted import Drag
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.logger import configure
 
     settings = dict(case.settings)
     given = {
         k: settings.pop(k)
-        for k in ("scale", "nan_after", "flip_after", "flip", "slower")
+        for k in ("scale", "nan_after", "flip_after", "flip", "slower", "drag")
         if k in settings
     }
 
@@ -238,6 +243,8 @@ def sb3(case: Case, folder: Path) -> None:
                 reward *= given.get("flip", -1.0)
             if "slower" in given:
                 time.sleep(given["slower"] * self.steps)
+            if dragging:
+                dragging(1)
             return observation, reward, terminated, truncated, info
 
     task, count, kind, total, values = {
@@ -267,6 +274,7 @@ def sb3(case: Case, folder: Path) -> None:
             "policy_kwargs": {"net_arch": [64, 64]},
         }),
     }[case.base]  # fmt: skip
+    dragging = Drag(*given["drag"], total) if "drag" in given else None
     # The wrapper goes inside the monitor: what is logged is what the agent gets.
     env = make_vec_env(lambda: Wrapped(gym.make(task)), n_envs=count, seed=case.seed)
     model = kind("MlpPolicy", env, seed=case.seed, device="cpu", **{**values, **settings})
