@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from polopt.launch.doctor.examine import Evidence, examine
 from polopt.launch.doctor.log import Log, Series
 from polopt.launch.doctor.names import parameter
-from polopt.launch.doctor.predicates import Evidence, examine
 from polopt.launch.doctor.rules import CONFIDENCE, Rule, rules
 
 __all__ = ["Finding", "diagnose", "preflight"]

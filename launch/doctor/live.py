@@ -9,7 +9,7 @@ from typing import Any, Literal
 from polopt.launch.doctor.diagnose import Finding, diagnose
 from polopt.launch.doctor.log import Series
 from polopt.launch.doctor.names import canonical, settings_from
-from polopt.launch.doctor.readers import build_log
+from polopt.launch.doctor.split import build_log
 
 __all__ = ["Attendance", "Watch"]
 

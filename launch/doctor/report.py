@@ -7,9 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from polopt.launch.doctor.diagnose import Finding
+from polopt.launch.doctor.examine import Evidence
 from polopt.launch.doctor.log import Log
 from polopt.launch.doctor.phases import bottleneck, phase_seconds, questions, spoken
-from polopt.launch.doctor.predicates import Evidence, show
+from polopt.launch.doctor.predicates import show
 
 __all__ = ["as_json", "as_text", "brief", "sparkline"]
 

@@ -7,8 +7,8 @@ from importlib.resources import files
 from typing import Any
 
 from polopt.launch import yaml12
+from polopt.launch.doctor.examine import check_test
 from polopt.launch.doctor.names import table
-from polopt.launch.doctor.predicates import check_test
 
 __all__ = ["CONFIDENCE", "Case", "Rule", "rules"]
 
@@ -20,7 +20,7 @@ class Case:
     """One way to recognise a fault: all of its tests pass.
 
     Attributes:
-        when: The tests, see `polopt.launch.doctor.predicates.examine`.
+        when: The tests, see `polopt.launch.doctor.examine.examine`.
         confidence: `high`, `medium` or `low`.
         kind: `control`, `llm`, or `any`, where a rule is of both.
     """

@@ -2,9 +2,9 @@
 
     python tests/launch/doctor/score.py report [--verbose] [--log-only] [--export OTHER]
 
-Reads an archive of logs/ (`set`, `first`, `second`, `report`), or a folder that `plant.py` filled. A fault is named
-first if the first finding is one of the rules that stand for it; a finding on a healthy run is a
-false alarm.
+Reads an archive of logs/ (`set`, `first`, `second`, `report`), or a folder that `plant.py` filled.
+A fault is named first if the first finding is one of the rules that stand for it; a finding on a
+healthy run is a false alarm.
 """
 
 import argparse

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polopt.launch.doctor import predicates
+from polopt.launch.doctor import examine, predicates
 from polopt.launch.doctor.catalog import replace_tables
 from polopt.launch.doctor.diagnose import diagnose, preflight
 from polopt.launch.doctor.log import Log, Mention, Series
@@ -208,4 +208,4 @@ def test_wrong_tests_are_refused_when_the_rules_are_read():
         {"reward": 1},
     ):
         with pytest.raises(ValueError, match=r"test|takes"):
-            predicates.check_test(test)
+            examine.check_test(test)
