@@ -1,11 +1,13 @@
 """The ranks of a run: how long they wait for each other, and what is said when one is gone."""
 
+import gc
 import os
 import re
+import sys
 from datetime import timedelta
 from pathlib import Path
 
-__all__ = ["PeersError", "kept", "lost", "make_group", "newest"]
+__all__ = ["PeersError", "kept", "leave_group", "lost", "make_group", "newest"]
 
 
 class PeersError(RuntimeError):
@@ -51,6 +53,20 @@ def make_group(seconds: object) -> None:
         from accelerate import PartialState
 
         PartialState(cpu=True, timeout=timedelta(seconds=seconds))
+
+
+def leave_group() -> None:
+    """Close the process group, if there is one; no variable may hold what was trained in it.
+
+    A rank that exits with the threads of its group running may be aborted. A model's reducer that
+    outlives the group is worse: it takes the group down while it holds Python's lock, waits for
+    those threads, and they for the lock, to free their last tensors. The rank never ends (torch
+    2.13, gloo), and no timeout counts there. So models, which are parts of cycles, go first.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed and distributed.is_available() and distributed.is_initialized():
+        gc.collect()
+        distributed.destroy_process_group()
 
 
 def lost(error: BaseException | None) -> str | None:

@@ -17,7 +17,7 @@ from polopt.launch.doctor.command import check_recipe
 from polopt.launch.doctor.live import Watch
 from polopt.launch.files import read_json, write_json
 from polopt.launch.job import Job, attendance, prepare, processes
-from polopt.launch.peers import PeersError, kept, newest
+from polopt.launch.peers import PeersError, kept, leave_group, newest
 from polopt.launch.recipe import RecipeError, dump, load, nearest, override, shipped
 from polopt.launch.record import read_run
 from polopt.launch.result import SPAWNED, Result, rank
@@ -105,7 +105,7 @@ def train(args: argparse.Namespace, signals: Signals) -> Result:
     try:
         return _execute(job, run, signals)
     finally:
-        _leave_group()
+        leave_group()
 
 
 def _words(args: argparse.Namespace) -> tuple[str | None, list[str]]:
@@ -376,13 +376,6 @@ def _execute(job: Job, run: Run, signals: Signals) -> Result:
         print(f"polopt: cannot write the summary to {run.path}: {error.strerror}", file=sys.stderr)
         code = code or 1
     return Result(content=summary, text=_text(summary), code=code)
-
-
-def _leave_group() -> None:
-    """Close the process group: a rank that exits with its threads running may be aborted."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed and distributed.is_available() and distributed.is_initialized():
-        distributed.destroy_process_group()
 
 
 def _about_disk(error: BaseException, path: Path) -> str:

@@ -119,3 +119,10 @@ def test_a_lost_rank_ends_the_run_and_a_checkpoint_is_left(hosts, cache, tmp_pat
             assert f"rank {rank} gets no answer from another" in text, text
     if fault == "cut":
         assert seconds >= PATIENCE
+        hosts.mend()
+        step = int(whole.parent.name.rpartition("-")[2]) + 2
+        words = [f"trainer.max_steps={step}", "trainer.ddp_timeout=60", "--resume", str(run)]
+        again = start(hosts, cache, *words)
+        told = [process.communicate(timeout=200)[0] for process in again]
+        assert [process.returncode for process in again] == [0, 0], told
+        assert json.loads((run / "summary.json").read_text())["steps"] == step

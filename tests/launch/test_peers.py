@@ -1,12 +1,14 @@
 """Which errors say that another rank is gone, and what a run says then."""
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from polopt.launch.peers import PeersError, lost, newest
+from polopt.launch.peers import PeersError, leave_group, lost, newest
 
 GLOO = (
     "[/src/gloo/transport/tcp/pair.cc:537] Read error [10.77.0.2]:19105: Connection reset by peer. "
@@ -53,3 +55,33 @@ def test_ranks_must_wait_for_the_servers_start():
     config = SimpleNamespace(vllm_mode="server", ddp_timeout=60)
     with pytest.raises(RecipeError, match=r"'vllm\.start_seconds' 300\.0 must be below .* 60"):
         generation(job, None, "model", config, None, main=False)
+
+
+def test_what_was_trained_is_gone_before_the_group(monkeypatch):
+    """Its reducer would wait for the group's threads for ever, now and then."""
+    dist = torch.distributed
+    left, close = [], dist.destroy_process_group
+
+    def train():
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+        model.__dict__["trainer"] = [model]  # as trainers and their callbacks hold each other
+        return weakref.ref(model)
+
+    def closed():
+        left.append(model() is not None)
+        close()
+
+    monkeypatch.setattr(dist, "destroy_process_group", closed)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    gc.disable()
+    try:
+        model = train()
+        assert model() is not None
+        leave_group()
+    finally:
+        gc.enable()
+        if dist.is_initialized():
+            close()
+    assert left == [False]
+    leave_group()  # there is none
+    assert left == [False]
