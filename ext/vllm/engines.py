@@ -174,7 +174,8 @@ def load(worker: Any, named: Iterable[tuple[str, Tensor]]) -> None:  # noqa: ANN
         named: All parameters by the names of the checkpoint.
 
     Raises:
-        ValueError: If a parameter of the engine's model is not among them.
+        ValueError: If a parameter of the engine's model is not among them, or one of them is none
+            of its own.
     """
     from vllm.config import set_current_vllm_config
 
@@ -183,9 +184,11 @@ def load(worker: Any, named: Iterable[tuple[str, Tensor]]) -> None:  # noqa: ANN
     with set_current_vllm_config(worker.vllm_config):
         expected = _names(model)
         initialize_layerwise_reload(model)
-        missing = expected - _load(model, named)
-        finalize_layerwise_reload(model, runner.model_config)
-        repack_kept_weights(model)
+        try:
+            missing = expected - _load(model, named)
+        finally:  # layers that got nothing keep what they had
+            finalize_layerwise_reload(model, runner.model_config)
+            repack_kept_weights(model)
     if missing:
         raise ValueError(f"the engine holds {min(missing)}, which the trainer's model lacks")
 

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest import mock
 
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, is_peft_model
+from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.utils import logging
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
@@ -21,7 +23,7 @@ from polopt.ext.vllm.errors import ServerError, StartError
 from polopt.ext.vllm.plugin import register
 from polopt.ext.vllm.server import Server
 
-__all__ = ["Generation", "installed"]
+__all__ = ["Generation", "heads", "installed"]
 
 logger = logging.get_logger(__name__)
 
@@ -116,6 +118,13 @@ class Generation(VLLMGeneration):
         else:
             super().sync_weights()
 
+    def _iter_named_params(self) -> Iterator[tuple[str, Tensor]]:
+        """See `VLLMGeneration`; `heads` are gathered as all parameters are, and stay here."""
+        kept = heads(self.model)
+        for name, tensor in super()._iter_named_params():
+            if name.partition(".")[0] not in kept:
+                yield name, tensor
+
     def generate(self, prompts: list[list[int]], *args: Any, **kwargs: Any) -> tuple:  # noqa: ANN401
         """See `VLLMGeneration`.
 
@@ -170,6 +179,27 @@ class Generation(VLLMGeneration):
     def _agree(self, word: Any) -> Any:  # noqa: ANN401
         """Return what the main rank holds on all ranks."""
         return broadcast_object_list([word], from_process=0)[0]
+
+
+def heads(model: PreTrainedModel) -> set[str]:
+    """Return the names of the modules that vLLM must not see, such as a value head.
+
+    These are the modules right under the model that are neither its base model nor its output
+    layer: the architecture that is served has no more. Any other parameter that it lacks is the
+    server's to refuse, by name.
+
+    Args:
+        model: The trained causal language model, with or without adapters of PEFT.
+    """
+    model = model.get_base_model() if is_peft_model(model) else model
+    base, output = model.base_model, model.get_output_embeddings()
+    if base is model or output is None:  # it does not say which of its modules are which
+        return set()
+    return {
+        name
+        for name, module in model.named_children()
+        if module is not base and module is not output
+    }
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import vllm_setup
 
 from polopt.ext.trl.trainer import PolicyTrainer
 from polopt.ext.vllm.engines import load
-from polopt.ext.vllm.generation import Generation, installed
+from polopt.ext.vllm.generation import Generation, heads, installed
 
 STEPS = 30
 
@@ -107,6 +107,40 @@ def test_a_partial_update_names_the_parameter(trainer):
     named = [(n, p) for n, p in trainer.model.named_parameters() if n != "model.norm.weight"]
     with pytest.raises(ValueError, match=r"the engine holds model\.norm\.weight, which"):
         llm.collective_rpc(load, args=(iter(named),))
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+def test_heads_are_the_modules_beside_base_model_and_output_layer(adapters):
+    model, _ = trl_setup.tiny()
+    assert heads(model) == set()
+    model.value_head = torch.nn.Linear(model.config.hidden_size, 1)
+    if adapters:
+        peft = pytest.importorskip("peft")
+        config = peft.LoraConfig(
+            task_type="CAUSAL_LM",
+            target_modules=["q_proj", "lm_head"],
+            modules_to_save=["value_head"],
+        )
+        model = peft.get_peft_model(model, config)
+    assert heads(model) == {"value_head"}
+
+
+def test_heads_are_not_sent_and_other_unknown_weights_are_refused(trainer):
+    generation, model = trainer.vllm_generation, trainer.model
+    model.value_head = torch.nn.Linear(model.config.hidden_size, 1)
+    try:
+        with torch.no_grad():
+            model.model.norm.weight.add_(0.1)
+        generation.sync_weights()
+        assert difference(generation.llm, model)[1] <= 5e-4
+        model.model.norm.scale = torch.nn.Parameter(torch.ones(1))
+        with pytest.raises(ValueError, match=r"norm\.scale"):
+            generation.sync_weights()
+    finally:
+        del model.value_head
+        model.model.norm._parameters.pop("scale", None)
+    generation.sync_weights()
+    assert difference(generation.llm, model)[1] <= 5e-4
 
 
 def test_seeds_of_requests_give_the_same_answers_again(trainer):
