@@ -24,8 +24,11 @@ def main() -> int:
         The exit status: 2 if a rank refused the input or the hosts did not meet, 1 if one failed
         otherwise or could not be started.
     """
-    # It tells how ranks ended; they have said why, unless a signal ended them.
-    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
+    # They tell how ranks ended, here and on other hosts: ranks have said why, unless a signal
+    # ended them.
+    for module in ("multiprocessing", "agent.server"):
+        name = f"torch.distributed.elastic.{module}.api"
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         if sys.argv.pop(1) == "accelerate":
             from accelerate.commands.launch import main as start
