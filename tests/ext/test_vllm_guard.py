@@ -12,6 +12,8 @@ import time
 
 import pytest
 
+pytest.importorskip("psutil")
+
 from polopt.ext.vllm import server as module
 from polopt.ext.vllm.errors import StartError
 from polopt.ext.vllm.server import EngineSettings, Server

@@ -126,6 +126,7 @@ def test_no_word_is_not_this_folder(here, capfd):
 
 
 def test_the_checklist_of_the_guide_is_gone_through(here, capfd):
+    pytest.importorskip("torchrl")
     assert main(["doctor", "cartpole-ppo", "algorithm.clip=0.9", "--json"]) == 1
     found = json.loads(capfd.readouterr().out)
     items = {i["name"]: i for i in found["checklist"]}
