@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from polopt.launch.cli import main
 
 
