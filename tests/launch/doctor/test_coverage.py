@@ -157,6 +157,11 @@ def test_settings_before_a_run(rule):
         # Everything slows down alike: the machine has other work.
         ({"collect_time": line(1, 4, 0), "update_time": line(1, 4, 0),
           "speed": [2000 / (1 + 3 * i / N) for i in range(N)]}, {}),
+        # Updates take longer, since fewer passes are ended by a target KL.
+        ({"collect_time": flat(0.1, 0.0), "update_time": line(0.2, 1.0, 0.0),
+          "speed": [3000 / (1 + 3 * i / N) for i in range(N)]}, {}),
+        # Another program begins.
+        ({"speed": [2000.0 - i if i < N // 2 else 800.0 - i for i in range(N)]}, {}),
         # Before learning begins a run is only faster.
         ({"speed": [9000.0] * 15 + flat(1000.0)[15:], "mean_speed": [9000.0] * N}, {}),
         # SAC holds its entropy at a target, whatever its sign.
