@@ -26,7 +26,8 @@ class Browser:
     """
 
     def __enter__(self) -> "Browser":
-        self._profile = tempfile.TemporaryDirectory()
+        # Its children may still write when it has ended.
+        self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         to_browser, self._write = os.pipe()
         self._read, from_browser = os.pipe()
 
