@@ -1,8 +1,8 @@
 """The doctor on really trained runs with planted faults, and on healthy ones.
 
-The thresholds were chosen on the archives `set`, `first` and `second`; `report` has other seeds, and
-tasks on which its strengths chose nothing, and was trained and looked at afterwards. What is wrong there is listed, so that nothing
-else goes wrong unseen.
+The thresholds were chosen on the archives `set`, `first` and `second`; `report` has other seeds,
+and was trained and looked at afterwards. What is wrong in them is listed, so that nothing else goes
+wrong unseen.
 """
 
 import importlib.util
