@@ -303,7 +303,8 @@ def test_two_ranks(words, here):
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json.loads(done.stdout)
     assert summary["world_size"] == 2
-    assert sum(summary["rewards"]["score"].values()) == 2 * 2 * 8 + 2 * 2 * 5
+    # Two steps of eight on each rank; twice five problems, filled up to three on each, in two ways.
+    assert sum(summary["rewards"]["score"].values()) == 2 * 2 * 8 + 2 * 2 * 6
     assert done.stderr.count("data: 16 of 20 rows to train on") == 1
     # A reward that is wrong on one rank ends both with its own words.
     wrong = "return 'good' if os.environ['RANK'] == '1' else len(set(words)) / 6"
