@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -22,6 +23,12 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+def _heed_signals():
+    """What runs the tests in the background ignores signals, and programs inherit that."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.fixture
 def start(here):
     """Start `python -m polopt …` in the folder, and end it with the test."""
@@ -36,6 +43,7 @@ def start(here):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=_heed_signals,
         )
         started.append(process)
         return process
