@@ -11,7 +11,6 @@ import json
 import math
 import os
 import random
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
@@ -22,7 +21,7 @@ import torch
 from torch import nn
 
 from polopt.envs.text import TextTask
-from polopt.ext.trl.stored import GGUF, converted, locate, save
+from polopt.ext.trl.stored import GGUF, converted, locate, made_once, save
 
 __all__ = ["Pretrained", "TinyQwen3", "cache_folder"]
 
@@ -109,23 +108,15 @@ class TinyQwen3:
         }
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
         folder = cache_folder() / f"tiny-qwen3-{digest}"
-        if folder.exists():
-            return folder
-        tokenizer = _tokenizer(task)
-        model = self._model(len(tokenizer))
-        _supervise(model, tokenizer, task, self, progress)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            made = Path(scratch) / "made"
+
+        def write(made: Path) -> None:
+            tokenizer = _tokenizer(task)
+            model = self._model(len(tokenizer))
+            _supervise(model, tokenizer, task, self, progress)
             save(model, made)
             tokenizer.save_pretrained(made)
-            try:
-                # A rename is atomic, and fails where another process was first.
-                made.rename(folder)
-            except OSError:
-                if not folder.exists():
-                    raise
-        return folder
+
+        return made_once(folder, write)
 
     def _model(self, vocabulary: int) -> Any:  # noqa: ANN401
         from transformers import Qwen3Config, Qwen3ForCausalLM

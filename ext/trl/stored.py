@@ -8,6 +8,7 @@ import hashlib
 import importlib.util
 import json
 import tempfile
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -78,13 +79,22 @@ def converted(file: Path, cache: Path) -> Path:
         content = hashlib.file_digest(opened, "sha256").hexdigest()
     key = [content, *(version(name) for name in ("torch", "transformers", "tokenizers")), 1]
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
-    folder = cache / f"gguf-{digest}"
+    return made_once(cache / f"gguf-{digest}", lambda made: _convert(file, made))
+
+
+def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """Return a folder of the cache, made if it is not there; whole, whoever else makes it.
+
+    Args:
+        folder: Where it stands from then on.
+        make: Writes what it holds into the folder that it is given, which is not there yet.
+    """
     if folder.exists():
         return folder
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache) as scratch:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         made = Path(scratch) / "made"
-        _convert(file, made)
+        make(made)
         try:
             # A rename is atomic, and fails where another process was first.
             made.rename(folder)
