@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from polopt import __version__
-from polopt.launch import bench as bench_cli
 from polopt.launch import evaluate as evaluate_cli
 from polopt.launch import serve as serve_cli
 from polopt.launch import start as start_cli
 from polopt.launch import tune_envs as tune_cli
+from polopt.launch.bench import command as bench_cli
 from polopt.launch.doctor import command as doctor_cli
 from polopt.launch.plan import command as plan_cli
 from polopt.launch.report import command as report_cli

@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("torchrl")
 
-from polopt.launch.bench_meter import TASKS
-from polopt.launch.bench_report import summarise
-from polopt.launch.bench_table import ENTRIES, GOALS, Entry
+from polopt.launch.bench.meter import TASKS
+from polopt.launch.bench.report import summarise
+from polopt.launch.bench.table import ENTRIES, GOALS, Entry
 from polopt.launch.cli import main
 from polopt.launch.statistics import interquartile_mean, interval
 from polopt.launch.train import find_recipe
@@ -121,7 +121,7 @@ def test_bars_are_those_of_the_tasks():
 def test_a_missing_library_is_left_out(tmp_path, capfd, monkeypatch):
     entry = Entry(library="sb3", algorithm="ppo", tasks=("cartpole",), function="nowhere:ppo",
                   package="no_such_package")  # fmt: skip
-    monkeypatch.setattr("polopt.launch.bench_runs.ENTRIES", (entry,))
+    monkeypatch.setattr("polopt.launch.bench.runs.ENTRIES", (entry,))
     words = ["--libraries", "sb3", "--runs", str(tmp_path)]
     assert main(["bench", "control", *words]) == 2
     error = capfd.readouterr().err
@@ -130,7 +130,7 @@ def test_a_missing_library_is_left_out(tmp_path, capfd, monkeypatch):
 
 
 def test_settings_of_the_zoo_fit_our_recipe():
-    from polopt.launch.bench_ours import ZOO
+    from polopt.launch.bench.ours import ZOO
     from polopt.launch.job import prepare
     from polopt.launch.recipe import load
 
@@ -142,7 +142,7 @@ def test_settings_of_the_zoo_fit_our_recipe():
 
 def test_a_run_that_fails_is_named_and_its_output_kept(tmp_path, capfd, monkeypatch):
     entry = Entry(library="sb3", algorithm="ppo", tasks=("cartpole",), function="nowhere:ppo")
-    monkeypatch.setattr("polopt.launch.bench_runs.ENTRIES", (entry,))
+    monkeypatch.setattr("polopt.launch.bench.runs.ENTRIES", (entry,))
     words = ["--libraries", "sb3", "--tasks", "cartpole", "--runs", str(tmp_path)]
     assert main(["bench", "control", *words]) == 1
     (folder,) = tmp_path.iterdir()

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("trl")
 pytest.importorskip("reasoning_gym")
 
-from polopt.launch.bench_llm import _at, _grid, _table, summarise
+from polopt.launch.bench.llm import _at, _grid, _table, summarise
 from polopt.launch.cli import main
 
 SMALL = (

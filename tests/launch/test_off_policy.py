@@ -234,8 +234,8 @@ def test_a_number_that_is_not_finite_is_told(tmp_path, prioritised, what):
 def test_stable_baselines3_is_given_our_values():
     """What it is given, for every comparison of the table."""
     pytest.importorskip("stable_baselines3")
-    from polopt.launch.bench_off_policy import scaling_of, values_of
-    from polopt.launch.bench_table import GOALS
+    from polopt.launch.bench.off_policy import scaling_of, values_of
+    from polopt.launch.bench.table import GOALS
 
     for task, algorithm in GOALS:
         if algorithm != "ppo":

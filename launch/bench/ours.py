@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from polopt.launch.bench_table import Trial
+from polopt.launch.bench.table import Trial
 from polopt.launch.job import prepare
 from polopt.launch.recipe import load
 from polopt.launch.record import read_metrics

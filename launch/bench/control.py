@@ -1,8 +1,8 @@
-"""`polopt bench control`: the command. `polopt.launch.bench_runs` does the work."""
+"""`polopt bench control`: the command. `polopt.launch.bench.runs` does the work."""
 
 import argparse
 
-from polopt.launch.bench_table import ALGORITHMS, LIBRARIES, TASKS
+from polopt.launch.bench.table import ALGORITHMS, LIBRARIES, TASKS
 from polopt.launch.result import Result
 
 __all__ = ["EPILOG", "add_arguments", "bench"]
@@ -60,7 +60,7 @@ def bench(args: argparse.Namespace, signals: object) -> Result:
     Raises:
         RecipeError: If a name or a number is wrong, or nothing can be run.
     """
-    from polopt.launch.bench_runs import compare
+    from polopt.launch.bench.runs import compare
 
     return compare(
         args.tasks,

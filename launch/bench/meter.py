@@ -23,7 +23,7 @@ from polopt.envs.control import (
     pendulum,
 )
 from polopt.ext.torchrl.evaluate import play
-from polopt.launch.bench_table import Goal, Trial
+from polopt.launch.bench.table import Goal, Trial
 
 __all__ = ["TASKS", "Meter", "main"]
 
@@ -35,7 +35,7 @@ TASKS: dict[str, Callable[[], ControlTask]] = {
     "mountaincar-continuous": mountain_car_continuous,
     "lunarlander": lambda: gymnasium(name="LunarLander-v3"),
 }
-"""By the names of `bench_table.GOALS`."""
+"""By the names of `bench.table.GOALS`."""
 
 
 class Meter:

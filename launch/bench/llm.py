@@ -67,7 +67,7 @@ def bench(args: argparse.Namespace, signals: object) -> Result:
         raise RecipeError(f"--target must be in (0, 1], got {args.target}")
     seeds = list(dict.fromkeys(args.seeds))
     with missing_extra("bench llm"):
-        from polopt.launch.bench_llm_run import TRAINERS, job_of
+        from polopt.launch.bench.llm_run import TRAINERS, job_of
     for seed in {min(seeds), max(seeds)}:
         job_of(args.recipe, args.overrides, seed)
     try:
@@ -98,7 +98,7 @@ def bench(args: argparse.Namespace, signals: object) -> Result:
 
 def _train(wanted: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "polopt.launch.bench_llm_run", json.dumps(wanted)],
+        [sys.executable, "-W", "ignore", "-m", "polopt.launch.bench.llm_run", json.dumps(wanted)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -111,7 +111,7 @@ def summarise(runs: Sequence[dict[str, Any]], target: float) -> dict[str, Any]:
     """Return what the runs say.
 
     Args:
-        runs: What `bench_llm_run.run` returned, with `trainer` and `seed`.
+        runs: What `bench.llm_run.run` returned, with `trainer` and `seed`.
         target: Sampled accuracy to reach.
 
     Returns:

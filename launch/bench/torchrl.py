@@ -25,8 +25,8 @@ from torchrl.modules import MLP, ProbabilisticActor, TanhNormal, ValueOperator
 from torchrl.objectives import ClipPPOLoss, group_optimizers
 from torchrl.objectives.value import GAE
 
-from polopt.launch.bench_meter import TASKS, Meter
-from polopt.launch.bench_table import Trial
+from polopt.launch.bench.meter import TASKS, Meter
+from polopt.launch.bench.table import Trial
 
 __all__ = ["ppo", "zoo"]
 

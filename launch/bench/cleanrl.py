@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
-from polopt.launch.bench_meter import TASKS, Meter
-from polopt.launch.bench_table import Trial
+from polopt.launch.bench.meter import TASKS, Meter
+from polopt.launch.bench.table import Trial
 
 __all__ = ["ppo"]
 

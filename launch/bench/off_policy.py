@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polopt.launch.bench_meter import TASKS, Meter
-from polopt.launch.bench_table import Trial
+from polopt.launch.bench.meter import TASKS, Meter
+from polopt.launch.bench.table import Trial
 from polopt.launch.job import prepare
 from polopt.launch.off_policy import OffPolicyJob
 from polopt.launch.recipe import load

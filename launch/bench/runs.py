@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from polopt.launch.bench_report import table, write
-from polopt.launch.bench_table import (
+from polopt.launch.bench.report import table, write
+from polopt.launch.bench.table import (
     ALGORITHMS,
     ENTRIES,
     GOALS,
@@ -42,9 +42,9 @@ def compare(
     """Train every library on every task and seed, one after the other.
 
     Args:
-        tasks: Of `bench_table.TASKS`.
-        algorithms: Of `bench_table.ALGORITHMS`.
-        libraries: Of `bench_table.LIBRARIES`; those not installed are left out.
+        tasks: Of `bench.table.TASKS`.
+        algorithms: Of `bench.table.ALGORITHMS`.
+        libraries: Of `bench.table.LIBRARIES`; those not installed are left out.
         seeds: Each trains anew.
         frames: The most of one run; None leaves it to the goal.
         cpu_seconds: After so many of training other libraries end too; None: never.
@@ -141,12 +141,12 @@ def _run(plan: Sequence[tuple[Entry, Trial]], root: str) -> Result:
 
 @contextlib.contextmanager
 def _trainer(log: Path) -> Iterator[Callable[[Entry, Trial], dict[str, Any] | None]]:
-    """Start the process of `bench_meter`, and yield the function that has it train.
+    """Start the process of `bench.meter`, and yield the function that has it train.
 
     Args:
         log: Receives what libraries print.
     """
-    command = [sys.executable, "-W", "ignore", "-m", "polopt.launch.bench_meter"]
+    command = [sys.executable, "-W", "ignore", "-m", "polopt.launch.bench.meter"]
     with (
         log.open("w") as printed,
         subprocess.Popen(

@@ -3,14 +3,14 @@
 import argparse
 from types import ModuleType
 
-from polopt.launch import bench_control, bench_llm
+from polopt.launch.bench import control, llm
 from polopt.launch.result import Result
 
 __all__ = ["EPILOG", "add_arguments", "bench"]
 
 _COMPARISONS: dict[str, tuple[str, ModuleType]] = {
-    "control": ("control tasks, each to its bar", bench_control),
-    "llm": ("a language model, our DAPO and TRL's own", bench_llm),
+    "control": ("control tasks, each to its bar", control),
+    "llm": ("a language model, our DAPO and TRL's own", llm),
 }
 """A line of help and a module with `EPILOG`, `add_arguments(parser)` and `bench(args, signals)`.
 

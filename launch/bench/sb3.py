@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polopt.launch.bench_meter import TASKS, Meter
-from polopt.launch.bench_table import Trial
+from polopt.launch.bench.meter import TASKS, Meter
+from polopt.launch.bench.table import Trial
 
 __all__ = ["ppo"]
 

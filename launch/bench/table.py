@@ -30,7 +30,7 @@ class Trial:
     """One run: what `Entry.function` is given.
 
     Attributes:
-        task: A name in `bench_meter.TASKS`.
+        task: A name in `bench.meter.TASKS`.
         algorithm: As in `GOALS`.
         seed: Of everything random.
         goal: Where it ends.
@@ -63,7 +63,7 @@ class Entry:
         algorithm: What it trains.
         tasks: Where it takes part.
         function: `module:name` of the function from a `Trial` to what came out of it, as
-            `bench_meter.Meter.result` returns it. It runs in a process of its own.
+            `bench.meter.Meter.result` returns it. It runs in a process of its own.
         package: What it imports that polopt does not bring.
     """
 
@@ -108,44 +108,44 @@ _REPLAYING = {
 }
 
 ENTRIES = (
-    Entry(library="polopt", algorithm="ppo", tasks=_ALL, function="polopt.launch.bench_ours:ours"),
+    Entry(library="polopt", algorithm="ppo", tasks=_ALL, function="polopt.launch.bench.ours:ours"),
     Entry(
         library="polopt-zoo",
         algorithm="ppo",
         tasks=("cartpole",),
-        function="polopt.launch.bench_ours:zoo",
+        function="polopt.launch.bench.ours:zoo",
     ),
     Entry(
         library="sb3",
         algorithm="ppo",
         tasks=_ALL,
-        function="polopt.launch.bench_sb3:ppo",
+        function="polopt.launch.bench.sb3:ppo",
         package="stable_baselines3",
     ),
     Entry(
         library="cleanrl",
         algorithm="ppo",
         tasks=_CLASSIC,
-        function="polopt.launch.bench_cleanrl:ppo",
+        function="polopt.launch.bench.cleanrl:ppo",
     ),
     Entry(
         library="torchrl",
         algorithm="ppo",
         tasks=_CLASSIC,
-        function="polopt.launch.bench_torchrl:ppo",
+        function="polopt.launch.bench.torchrl:ppo",
     ),
     Entry(
         library="torchrl-zoo",
         algorithm="ppo",
         tasks=("cartpole",),
-        function="polopt.launch.bench_torchrl:zoo",
+        function="polopt.launch.bench.torchrl:zoo",
     ),
     *(
         Entry(library=library, algorithm=algorithm, tasks=tasks, function=function, package=package)
         for algorithm, tasks in _REPLAYING.items()
         for library, function, package in (
-            ("polopt", "polopt.launch.bench_ours:ours", None),
-            ("sb3", "polopt.launch.bench_off_policy:sb3", "stable_baselines3"),
+            ("polopt", "polopt.launch.bench.ours:ours", None),
+            ("sb3", "polopt.launch.bench.off_policy:sb3", "stable_baselines3"),
         )
     ),
 )

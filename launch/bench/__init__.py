@@ -1,0 +1,1 @@
+"""`polopt bench`: comparisons with other libraries, on control tasks and on language models."""
