@@ -15,6 +15,7 @@ __all__ = ["PHASES", "Bottleneck", "bottleneck", "phase_seconds", "questions", "
 PHASES: Mapping[str, str] = {
     "environment_time": "environment",
     "collect_time": "generation",
+    "sample_time": "generation and rewards",
     "replay_time": "replay",
     "reward_time": "rewards",
     "log_prob_time": "log-probabilities",
@@ -28,7 +29,7 @@ PHASES: Mapping[str, str] = {
 }
 """Metrics that are seconds of a phase, in the order of a round, and what the phase is called."""
 
-_UPDATE = "update_time"  # forward, backward and optimizer in one, as verl logs it
+_UPDATE = "update_time"  # forward and backward in one (in verl with the optimizer)
 
 
 def spoken(phase: str, kind: str, seconds: Mapping[str, float]) -> str:
@@ -37,10 +38,13 @@ def spoken(phase: str, kind: str, seconds: Mapping[str, float]) -> str:
     Args:
         phase: One of `PHASES`.
         kind: Of the run.
-        seconds: By phase: what collecting is depends on whether the environment stands apart.
+        seconds: By phase: what collecting is depends on whether the environment stands apart, and
+            the loss stands for the whole update where that was logged in one.
     """
     if phase == "collect_time" and kind == "control":
         return "acting" if "environment_time" in seconds else "collecting"
+    if phase == "loss_time" and "backward_time" not in seconds:
+        return "update"
     return PHASES[phase]
 
 
@@ -52,10 +56,10 @@ def phase_seconds(log: Log) -> dict[str, float]:
     found = {}
     for phase in PHASES:
         column = log.columns.get(phase)
+        if phase == "loss_time" and not column:
+            column = log.columns.get(_UPDATE)
         if column and column.points:
             found[phase] = _total(column, log.kind)
-    if (column := log.columns.get(_UPDATE)) and column.points and "loss_time" not in found:
-        found["loss_time"] = _total(column, log.kind)
     if "environment_time" in found and "collect_time" in found:
         found["collect_time"] = max(found["collect_time"] - found["environment_time"], 0.0)
     return found
@@ -108,13 +112,11 @@ def bottleneck(log: Log, seconds: Mapping[str, float] | None = None) -> Bottlene
     if len(seconds) < 2 or not 0.0 < total < float("inf"):
         return None
     phase = max(seconds, key=seconds.__getitem__)
-    if phase == "loss_time" and "backward_time" not in seconds:
-        knob, name = _knob("backward_time", log), "update"
-    else:
-        knob, name = _knob(phase, log), spoken(phase, log.kind, seconds)
+    name = spoken(phase, log.kind, seconds)
     return Bottleneck(
-        phase=phase, name=name, share=seconds[phase] / total, seconds=seconds[phase], knob=knob
-    )
+        phase=phase, name=name, share=seconds[phase] / total, seconds=seconds[phase],
+        knob=_knob("backward_time" if name == "update" else phase, log),
+    )  # fmt: skip
 
 
 def _knob(phase: str, log: Log) -> str:
@@ -190,6 +192,10 @@ _LLM = {
     "collect_time": (
         "Generate with vLLM if you do not; then a shorter {max_length}, or a smaller {group} where "
         "groups still differ in their rewards."
+    ),
+    "sample_time": (
+        "Time the reward by itself, on the answers of one step. If it is not what takes long, "
+        "generate with vLLM if you do not; then a shorter {max_length} or a smaller {group}."
     ),
     "reward_time": (
         "Give the reward more worker processes, or make it cheaper; with an asynchronous server "

@@ -1,6 +1,7 @@
 """The doctor beside a run."""
 
 import math
+import time
 
 import pytest
 
@@ -152,8 +153,8 @@ def test_beside_a_trainer_of_transformers():
     assert list(callback.watch.found) == ["nonfinite"]
 
 
-@pytest.mark.slow
-def test_a_run_of_trl_without_rewards_is_saved_and_ended(tmp_path, monkeypatch):
+def plain_trainer(tmp_path, monkeypatch, rewards, **settings):
+    """A trainer of TRL, as a script of its own has it."""
     pytest.importorskip("trl")
     pytest.importorskip("reasoning_gym")
     from datasets import Dataset
@@ -163,27 +164,70 @@ def test_a_run_of_trl_without_rewards_is_saved_and_ended(tmp_path, monkeypatch):
     from polopt.envs.text import arithmetic
     from polopt.ext.trl.models import TinyQwen3
     from polopt.launch.doctor.callback import DoctorCallback
-    from polopt.launch.doctor.diagnose import diagnose
-    from polopt.launch.doctor.readers import read
 
     monkeypatch.setenv("POLOPT_CACHE", str(tmp_path / "cache"))
     task = arithmetic(terms=(2, 2), digits=(1, 1), train_size=32, evaluation_size=8)
     source = TinyQwen3(hidden_size=16, warmup_steps=1).make(task)
     args = GRPOConfig(
         str(tmp_path / "out"), per_device_train_batch_size=8, max_completion_length=2,
-        max_steps=12, logging_steps=1, save_strategy="no", use_cpu=True, bf16=False,
-        report_to="none", disable_tqdm=True, dataloader_pin_memory=False,
+        logging_steps=1, use_cpu=True, bf16=False, report_to="none", disable_tqdm=True,
+        dataloader_pin_memory=False, **settings,
     )  # fmt: skip
-    trainer = GRPOTrainer(
+    return GRPOTrainer(
         AutoModelForCausalLM.from_pretrained(source),
-        [lambda completions, **_: [None] * len(completions)],
+        [rewards],
         args,
         train_dataset=Dataset.from_list([dict(row) for row in task.train]),
         processing_class=AutoTokenizer.from_pretrained(source, padding_side="left"),
         callbacks=[DoctorCallback(on_fatal="stop", every=8)],
     )
+
+
+@pytest.mark.slow
+def test_a_run_of_trl_without_rewards_is_saved_and_ended(tmp_path, monkeypatch):
+    trainer = plain_trainer(
+        tmp_path, monkeypatch, lambda completions, **_: [None] * len(completions),
+        max_steps=12, save_strategy="no",
+    )  # fmt: skip
+    from polopt.launch.doctor.diagnose import diagnose
+    from polopt.launch.doctor.readers import read
+
     trainer.train()
     assert trainer.state.global_step < 12
     (log,) = read(tmp_path / "out")  # its checkpoint
     assert log.framework == "trl"
     assert diagnose(log)[0].id == "reward-nonfinite"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_phases_of_a_trainer_of_trl(tmp_path, monkeypatch, checkpointing):
+    def slow(completions, **_):
+        time.sleep(0.5)
+        return [float(len(c)) for c in completions]
+
+    trainer = plain_trainer(
+        tmp_path, monkeypatch, slow, max_steps=6, save_steps=6, gradient_accumulation_steps=2,
+        gradient_checkpointing=checkpointing,
+    )  # fmt: skip
+    from polopt.launch.doctor.phases import bottleneck, phase_seconds
+    from polopt.launch.doctor.readers import read
+
+    trainer.train()
+    lines = [line for line in trainer.state.log_history if "loss" in line]
+    assert len(lines) == 6
+    for line in lines:
+        assert line["time_sample"] > 0.5  # one generation for a step
+        # TRL's time of a step has neither the clipping nor the optimizer.
+        assert line["time_update"] > 0
+        assert line["time_sample"] + line["time_update"] > 0.95 * line["step_time"]
+        assert line["time_optimizer"] > 0
+    (log,) = read(tmp_path / "out")
+    seconds = phase_seconds(log)
+    assert list(seconds) == ["sample_time", "loss_time", "optimizer_time"]
+    assert seconds["sample_time"] == pytest.approx(sum(x["time_sample"] for x in lines))
+    binds = bottleneck(log)
+    assert binds.name == "generation and rewards"
+    assert "Time the reward by itself" in binds.knob
+    embeddings = trainer.accelerator.unwrap_model(trainer.model).get_input_embeddings()
+    assert not any(hasattr(h, "__self__") for h in embeddings._forward_pre_hooks.values())
