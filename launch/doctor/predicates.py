@@ -165,31 +165,32 @@ def constant(series: Series, within: float = 1e-9) -> Seen:
     )
 
 
-def collapsed(
-    series: Series, share: float = 0.5, noise: float = 3.0, part: float = 0.15, size: float = 0.4
-) -> Seen:
+def collapsed(series: Series, share: float = 0.6, size: float = 0.6, noise: float = 3.0) -> Seen:
     """Falls from its best by a share of the way it had come, and ends there.
 
-    Best and end are medians over windows of a part of the run, so that one lucky batch is no best.
-    The fall must also be a share of the size of best or end, whichever is larger: where little was
-    learnt, little way was come, and wandering is no collapse.
+    The best is the highest of a fifth of the run, so that one lucky batch is no best; the end is
+    that of the last fifth or of the last tenth (3 points at least), whichever is lower. By means
+    and by medians alike: neither one large value nor a few small ones make a collapse. The fall
+    must also be a share of the size of best or end, whichever is larger: where little was learnt,
+    little way was come, and wandering is no collapse.
     """
-    width = max(3, round(part * len(series)))
+    width, last = max(3, len(series) // 5), max(3, len(series) // 10)
     if len(series) < 3 * width:
         return None
     values = series.values
-    usual = [statistics.median(values[i : i + width]) for i in range(len(values) - width + 1)]
-    at = max(range(len(usual)), key=usual.__getitem__)
-    best, end, start = usual[at], usual[-1], usual[0]
     steps = [abs(b - a) for a, b in pairwise(values)]
-    unit = statistics.median(steps) if steps else 0.0
-    way = best - min(usual[: at + 1])
-    if at == 0 or best - end < share * way or best - end < noise * unit or best <= start:
-        return None
-    if best - end < size * max(abs(best), abs(end)):
-        return None
-    peak = series.points[min(at + width // 2, len(series) - 1)][0]
-    text = f"rose to {show(best)} at step {show(peak)} and fell back to {show(end)}"
+    text, peak = "", 0.0
+    for middle in (statistics.fmean, statistics.median):
+        usual = [middle(values[i : i + width]) for i in range(len(values) - width + 1)]
+        at = max(range(len(usual)), key=usual.__getitem__)
+        best, end = usual[at], min(usual[-1], middle(values[-last:]))
+        way, fall = best - min(usual[: at + 1]), best - end
+        if usual[0] >= best or fall < noise * statistics.median(steps):
+            return None
+        if fall < share * way or fall < size * max(abs(best), abs(end)):
+            return None
+        peak = series.points[min(at + width // 2, len(series) - 1)][0]
+        text = f"rose to {show(best)} at step {show(peak)} and fell back to {show(end)}"
     return text, peak, series.points[-1][0]
 
 

@@ -3,9 +3,9 @@
     python tests/launch/doctor/plant.py --out FOLDER [--half report …] [--only WORD …]
     python tests/launch/doctor/plant.py --out FOLDER --pack
 
-plan.yaml says which. The runs of `set`, `first` and `second` were used to choose the thresholds of
-the rules; those of `report`, with other seeds and strengths, were not. `score.py` counts. `--pack`
-packs them into logs/, one archive for each.
+plan.yaml says which. The runs of `report`, with other seeds and strengths, were not used to choose
+the thresholds of the rules; all others were. `score.py` counts. `--pack` packs them into logs/, one
+archive for each.
 """
 
 import argparse
@@ -47,7 +47,10 @@ def cases(half: str) -> Iterator[Case]:
     for row in PLAN[half]["healthy"]:
         for base in row["tasks"]:
             for seed in row["seeds"]:
-                yield Case(world=row["world"], base=base, seed=seed, settings={})
+                yield Case(
+                    world=row["world"], base=base, seed=seed, settings=row.get("settings", {}),
+                    strength=row.get("kind", ""),
+                )  # fmt: skip
 
 
 def train(case: Case, place: Path) -> float:
@@ -82,7 +85,7 @@ def pack(folder: Path, target: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--half", nargs="+", default=["set", "first", "second", "report"])
+    parser.add_argument("--half", nargs="+", default=list(PLAN))
     parser.add_argument("--only", nargs="*", default=[], help="words that the name must contain")
     parser.add_argument("--skip", nargs="*", default=[], help="words that it must not contain")
     parser.add_argument("--pack", action="store_true", help="pack what is there, train nothing")

@@ -2,7 +2,7 @@
 
     python tests/launch/doctor/score.py report [--verbose] [--log-only] [--export OTHER]
 
-Reads an archive of logs/ (`set`, `first`, `second`, `report`), or a folder that `plant.py` filled.
+Reads an archive of logs/ (a half of plan.yaml), or a folder that `plant.py` filled.
 A fault is named first if the first finding is one of the rules that stand for it; a finding on a
 healthy run is a false alarm.
 """

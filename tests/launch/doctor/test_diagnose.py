@@ -190,6 +190,9 @@ def test_hints_about_settings_do_not_count_against_a_finished_run():
         ("constant", [5.0] * 9 + [5.1], {}, False),
         ("collapsed", wave(30) + [0.0] * 30, {}, True),
         ("collapsed", wave(60), {}, False),
+        ("collapsed", wave(30) + [14.0] * 30, {}, False),  # half of its best is left
+        ("collapsed", [9.0] * 20 + [99.0, 99.0] + [9.0] * 20, {}, False),  # two lucky batches
+        ("collapsed", wave(58) + [0.0] * 2, {}, False),  # too short a fall
         ("not_at_best", wave(30) + [30.0] * 30, {}, False),
         ("beyond_size", [-3.0] * 9, {"value": 2}, True),
         ("within_size", [-3.0] * 9, {"value": 2}, False),

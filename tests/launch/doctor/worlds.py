@@ -60,10 +60,16 @@ _ON_POLICY = {
         "collector.total_frames": 51_200, "optimizer.lr": 2e-3,
     }),
     "reinforce": ("cartpole-reinforce", {"collector.total_frames": 102_400}),
+    "dual_clip": ("cartpole-ppo-dual-clip", {"collector.total_frames": 40_960}),
+    "entropy_target": ("cartpole-ppo-entropy-target", {"collector.total_frames": 40_960}),
+    "flow": ("pendulum-flow-ppo", {"collector.total_frames": 40_960}),
+    "mountaincar_continuous": ("mountaincar-continuous-ppo", {"collector.total_frames": 81_920}),
 }  # fmt: skip
 _GROUPS = {
     "grpo": ("cartpole-grpo", {"collector.total_frames": 60_000}),
     "dapo": ("cartpole-dapo", {"collector.total_frames": 60_000}),
+    "pendulum_grpo": ("pendulum-grpo", {"collector.total_frames": 160_000}),
+    "pendulum_dapo": ("pendulum-dapo", {"collector.total_frames": 160_000}),
 }
 _REPLAY = {
     name: (recipe, {"collector.total_frames": frames, "update.steps_per_batch": steps})
@@ -74,6 +80,9 @@ _REPLAY = {
         ("sac", "pendulum-sac", 6_144, 6),
         ("td3", "pendulum-td3", 6_144, 6),
         ("ddpg", "pendulum-ddpg", 6_144, 6),
+        ("ddpg_ou", "pendulum-ddpg-ou", 6_144, 6),
+        ("discrete_sac", "cartpole-discrete-sac", 8_192, 16),
+        ("mountaincar_td3", "mountaincar-continuous-td3", 16_384, 6),
     )
 }
 
@@ -264,6 +273,14 @@ def sb3(case: Case, folder: Path) -> None:
             "learning_rate": 2.3e-3, "buffer_size": 20_000, "learning_starts": 1000,
             "train_freq": 256, "gradient_steps": 64, "exploration_fraction": 0.2,
             "exploration_final_eps": 0.04, "target_update_interval": 10,
+        }),
+        "lunarlander": ("LunarLander-v3", 4, library.PPO, 24_576, {
+            "n_steps": 256, "batch_size": 128, "n_epochs": 6, "learning_rate": 1e-3,
+            "gamma": 0.995,
+        }),
+        "ddpg": ("Pendulum-v1", 1, library.DDPG, 1_600, {
+            "learning_rate": 1e-3, "learning_starts": 500,
+            "policy_kwargs": {"net_arch": [64, 64]},
         }),
         "sac": ("Pendulum-v1", 1, library.SAC, 1_600, {
             "learning_rate": 1e-3, "learning_starts": 500,
