@@ -1,7 +1,9 @@
 """Settings that lie beside a log: Hydra's files of verl, the saved model of stable-baselines3."""
 
 import json
+import lzma
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,10 @@ from polopt.launch.doctor.log import Mention
 __all__ = ["hydra_settings", "lost_overrides", "sb3_settings"]
 
 _CONFIG, _DATA, _MODELS = 1 << 20, 1 << 25, 8
+_DAMAGED = (
+    OSError, EOFError, KeyError, ValueError, RecursionError, RuntimeError,
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError,
+)  # fmt: skip
 
 
 def hydra_settings(source: Path) -> tuple[dict[str, Any] | None, list[Mention]]:
@@ -62,7 +68,7 @@ def _data(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with zipfile.ZipFile(path) as archive, archive.open("data") as file:
             found = json.loads(file.read(_DATA))
-    except (OSError, KeyError, ValueError, RecursionError, zipfile.BadZipFile, RuntimeError):
+    except _DAMAGED:
         return  # another archive, or a damaged one
     if isinstance(found, dict):
         yield found

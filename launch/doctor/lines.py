@@ -155,7 +155,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def text_rows(file: TextIO, reading: Reading) -> Iterator[Row | Mention]:
-    """Yield the rows of console output: verl's `step:1 - a:0.5 - …`, transformers' dicts.
+    """Yield the rows of console output: verl's `step:1 - a:0.5 - …`, transformers' dicts, JSON.
 
     Lines that tell what went wrong come as mentions, with the phase that the lines before tell.
     """
@@ -173,10 +173,21 @@ def text_rows(file: TextIO, reading: Reading) -> Iterator[Row | Mention]:
             if values:
                 phase, reading.framework = "", "trl"
                 yield Row(row_of(values).step, values)
+        elif text.startswith('{"') and (found := _mapping(text)) is not None:
+            phase = ""
+            yield row_of(found)
         else:
             phase = phase_of(text) or phase
             if (line := mention(text, number_of_line, phase)) is not None:
                 yield line
+
+
+def _mapping(text: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 _MENTIONS = (

@@ -79,11 +79,15 @@ def _folder(path: Path, depth: int) -> list[Log]:
     if (path / "scalars").is_dir() and (log := _torchrl(path)):
         return [log]
     logs: list[Log] = []
+    left: list[str] = []  # one that cannot be read does not keep the others from being read
     singles = [p for s in ("*.jsonl", "*.jsonl.gz", "*.log", "*.log.gz") for p in path.glob(s)]
     for file in sorted(p for p in singles if p.is_file()):
-        with contextlib.suppress(NotALogError):
+        try:
             logs += _files([file])
-    left: list[str] = []  # one that cannot be read does not keep the others from being read
+        except NotALogError:
+            continue
+        except _UNREADABLE as error:
+            left.append(_unreadable(file, error))
     if depth and not logs:
         for child in sorted(p for p in path.iterdir() if p.is_dir()):
             try:
@@ -101,7 +105,7 @@ def _folder(path: Path, depth: int) -> list[Log]:
     else:
         raise _NoLogError(
             f"{path} has no log that is read: metrics.jsonl, trainer_state.json, progress.csv, "
-            "TensorBoard files, .jsonl or .log"
+            "TensorBoard files, scalars of TorchRL, .jsonl or .log"
         )
     return logs
 
@@ -221,10 +225,12 @@ def _rows(file: BinaryIO, path: Path, reading: Reading) -> Iterator[Row | Mentio
     if is_event_file(head):
         yield from event_rows(buffered, reading)
         return
-    if b"\x00" in head:
+    # What PowerShell's > writes is UTF-16.
+    encoding = "utf-16" if head.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
+    start = head.decode(encoding, "replace").lstrip("\ufeff \t\r\n")
+    if "\x00" in start:
         raise NotALogError(f"{path} is a binary file, and not a TensorBoard file")
-    start = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
-    text = io.TextIOWrapper(buffered, encoding="utf-8-sig", errors="replace", newline="\n")
+    text = io.TextIOWrapper(buffered, encoding=encoding, errors="replace", newline="\n")
     reader: Callable[..., Iterable[Row | Mention]] = text_rows
     if start.startswith("{") and '"log_history"' in start:
         reader = history_rows

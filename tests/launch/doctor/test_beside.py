@@ -42,6 +42,11 @@ def test_other_archives_are_passed_over(tmp_path):
         archive.writestr("data", b"\x80\x04not json")
     with zipfile.ZipFile(tmp_path / "c.zip", "w") as archive:
         archive.writestr("other", "{}")
+    for name, method in (("d", zipfile.ZIP_DEFLATED), ("e", zipfile.ZIP_LZMA)):
+        with zipfile.ZipFile(tmp_path / f"{name}.zip", "w", method) as archive:
+            archive.writestr("data", json.dumps(list(range(2000))))
+        whole = (tmp_path / f"{name}.zip").read_bytes()
+        (tmp_path / f"{name}.zip").write_bytes(whole[:60] + b"\xff" * 300 + whole[360:])
     assert sb3_settings(tmp_path) is None
     model(tmp_path, gamma=0.9)
     assert sb3_settings(tmp_path) == {"n_envs": 4, "gamma": 0.9}

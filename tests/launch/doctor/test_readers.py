@@ -12,6 +12,7 @@ from itertools import pairwise
 import pytest
 
 from polopt.launch.doctor import log as log_module
+from polopt.launch.doctor import readers
 from polopt.launch.doctor.diagnose import diagnose
 from polopt.launch.doctor.log import Series
 from polopt.launch.doctor.readers import NotALogError, read
@@ -273,6 +274,25 @@ def test_what_cannot_be_read_does_not_hide_the_rest(tmp_path):
     ]  # fmt: skip
 
 
+def test_what_may_not_be_opened_does_not_hide_the_rest(tmp_path, monkeypatch):
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text('{"step": 1, "loss": 2.0}\n')
+    opened = readers._open
+
+    def forbidding(path):
+        if path.name == "a.jsonl":
+            raise PermissionError(13, "Permission denied")
+        return opened(path)
+
+    monkeypatch.setattr(readers, "_open", forbidding)
+    (log,) = read(tmp_path)
+    assert log.source == str(tmp_path / "b.jsonl")
+    assert log.notes == [f"left out: cannot read {tmp_path / 'a.jsonl'}: Permission denied"]
+    (tmp_path / "b.jsonl").unlink()
+    with pytest.raises(NotALogError, match=r"cannot read .*a\.jsonl: Permission denied"):
+        read(tmp_path)
+
+
 def test_a_damaged_text_beside_a_table(tmp_path):
     (tmp_path / "progress.csv").write_text("time/total_timesteps,rollout/ep_rew_mean\n1,2\n2,3\n")
     (tmp_path / "a.log").mkdir()
@@ -320,6 +340,20 @@ def test_marks_of_the_byte_order_and_spaces(tmp_path):
         (log,) = read(path)
         assert log.columns["loss"].steps == [5.0, 7.0]
         assert log.notes == []
+
+
+def test_text_of_powershell(tmp_path):
+    text = "step:5 - actor/entropy:0.5\r\nstep:7 - actor/entropy:0.25\r\n"
+    for name in ("utf-16-le", "utf-16-be"):
+        (tmp_path / name).write_bytes(("\ufeff" + text).encode(name))
+        assert one(tmp_path / name).columns["entropy"].values == [0.5, 0.25]
+
+
+def test_json_lines_amid_other_text(tmp_path):
+    text = "a warning\n" + rows(4, return_mean=float) + "CUDA out of memory\n{}\n"
+    found = one(write(tmp_path / "a.log", text))
+    assert found.columns["reward"].values == [1.0, 2.0, 3.0, 4.0]
+    assert [m.kind for m in found.mentions] == ["oom"]
 
 
 def test_a_pipe(tmp_path):
