@@ -40,12 +40,19 @@ def check_id(name: str, arguments: Mapping[str, Any]) -> tuple[int | None, float
     env = _make(name, arguments)
     try:
         seen, action = env.observation_space, env.action_space
-        if not (isinstance(seen, Box) and len(seen.shape) == 1):
-            raise ValueError(f"{name} observes {seen}, policies here need a Box of one dimension")
+        if not (isinstance(seen, Box) and len(seen.shape) == 1 and seen.shape[0]):
+            raise ValueError(
+                f"{name} observes {seen}, policies here need a Box of one dimension, not empty"
+            )
         if not (isinstance(action, Discrete) or (isinstance(action, Box) and action.shape)):
             raise ValueError(f"{name} takes {action}, actors here do Discrete and Box")
         if isinstance(action, Box) and len(action.shape) != 1:
             raise ValueError(f"{name} takes {action}, actors here do a Box of one dimension")
+        if isinstance(action, Box) and not np.issubdtype(action.dtype, np.floating):
+            raise ValueError(
+                f"{name} takes whole numbers, {action}, actors here give any number of a range: "
+                "make its action_space a Discrete, or a Box of floats"
+            )
     finally:
         env.close()
     spec = env.spec
@@ -70,7 +77,8 @@ class GymnasiumEnv(VectorEnv):
 
     Raises:
         ValueError: As `check_id`.
-        EnvError: In use, if an observation has another shape than the environment declares.
+        EnvError: In use, if an observation has another shape than the environment declares, or
+            a reward or a flag is no number.
         ImportError: If its simulator is not installed.
     """
 
@@ -127,8 +135,16 @@ class GymnasiumEnv(VectorEnv):
         paid = np.zeros(len(choices), np.float32)
         for row, choice in enumerate(choices):
             if not over[row]:
-                reached, paid[row], flags[0, row], flags[1, row], _ = self._envs[row].step(choice)
+                reached, reward, terminated, truncated, _ = self._envs[row].step(choice)
                 self._check_shape(row, reached)  # numpy would stretch a shorter one
+                try:
+                    paid[row], flags[0, row], flags[1, row] = reward, terminated, truncated
+                except (TypeError, ValueError):
+                    raise EnvError(
+                        f"environment {row} of {self._name} gave the reward {reward!r} and the "
+                        f"flags {terminated!r} and {truncated!r}, none may be an array: mend its "
+                        "step"
+                    ) from None
                 seen[row] = reached
         observation, reward, flags = map(torch.from_numpy, (seen, paid, flags))
         self._observation, self._flags = observation, flags

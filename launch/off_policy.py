@@ -48,9 +48,8 @@ class Prioritised:
     eps: float = 1e-3
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.alpha <= 1.0:
-            raise ValueError(f"prioritised.alpha must be within [0, 1], got {self.alpha}")
-        check_unit("prioritised.beta", self.beta)
+        check_unit("alpha", self.alpha)
+        check_unit("beta", self.beta)
         check_positive(self, "eps")
 
 
@@ -129,11 +128,19 @@ class OffPolicyJob:
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     processes: int = 1
 
+    @property
+    def batches_before_learning(self) -> int:
+        """Batches collected before the one after which the first optimizer steps follow."""
+        c, r = self.collector, self.replay
+        started = -(-r.learning_starts // c.frames_per_batch)
+        stored = -(-r.batch_size // c.num_envs) + r.n_step - 1  # steps of each environment
+        return max(started, -(-stored * c.num_envs // c.frames_per_batch)) - 1
+
     def arithmetic(self) -> dict[str, Any]:
         """See `Job`."""
         c, u = self.collector, self.update
         batches = c.total_frames // c.frames_per_batch
-        waiting = -(-self.replay.learning_starts // c.frames_per_batch) - 1
+        waiting = self.batches_before_learning
         steps = u.steps_per_batch * max(batches - waiting, 0)
         return {
             "environments": c.num_envs,
@@ -211,15 +218,41 @@ def prepare(tree: dict[str, Any], *, name: str) -> OffPolicyJob:
         tree["replay"]["prioritised"] = {**defaults, **prioritised}
     tree.setdefault("exploration", None)
     rule = _exploration(tree, algorithm, exploration_names())
-    total, starts = settings["collector"].total_frames, settings["replay"].learning_starts
-    if starts >= total:
-        raise RecipeError(
-            f"'replay.learning_starts' {starts} is not below 'collector.total_frames' {total}: "
-            "nothing would be learnt"
-        )
-    return OffPolicyJob(
+    job = OffPolicyJob(
         name=name, tree=tree, task=task, algorithm=algorithm, exploration=rule, **settings
     )
+    _check_learning(job)
+    return job
+
+
+def _check_learning(job: OffPolicyJob) -> None:
+    """Refuse a run that never learns, or throws away what it has just collected."""
+    c, r = job.collector, job.replay
+    if r.learning_starts >= c.total_frames:
+        raise RecipeError(
+            f"'replay.learning_starts' {r.learning_starts} is not below 'collector.total_frames' "
+            f"{c.total_frames}: nothing would be learnt"
+        )
+    if c.frames_per_batch > r.capacity:
+        raise RecipeError(
+            f"'collector.frames_per_batch' {c.frames_per_batch} is more than 'replay.capacity' "
+            f"{r.capacity}: part of each batch would never be drawn, collect less at a time or "
+            "keep more"
+        )
+    numbers = job.arithmetic()
+    if not numbers["optimizer_steps"]:
+        raise RecipeError(
+            f"nothing would be learnt: the first optimizer step needs 'replay.learning_starts' "
+            f"{r.learning_starts} frames and {r.batch_size} whole transitions of 'replay.n_step' "
+            f"{r.n_step} steps from {c.num_envs} environments, the run has {numbers['batches']} "
+            f"batches of {c.frames_per_batch} frames: set a higher collector.total_frames"
+        )
+    if numbers["optimizer_steps"] < job.algorithm.policy_every:
+        raise RecipeError(
+            f"'algorithm.policy_delay' {job.algorithm.policy_every} is more than the "
+            f"{numbers['optimizer_steps']} optimizer steps of the run: the policy would learn "
+            "nothing, set a lower one"
+        )
 
 
 def _check_actions(task: ControlTask, algorithm: OffPolicy) -> None:
@@ -237,15 +270,13 @@ def _check_actions(task: ControlTask, algorithm: OffPolicy) -> None:
             low, high = space.low, space.high
             if not ((high > low) & (high - low).isfinite()).all():
                 raise RecipeError(
-                    f"'algorithm': {algorithm.loss} needs actions within finite bounds, those of "
-                    f"{task.name} are {low.tolist()} and {high.tolist()}: give its action_space "
-                    "others, or use ppo"
+                    f"'algorithm': {algorithm.loss} needs actions between two finite bounds that "
+                    f"differ, those of {task.name} are {low.tolist()} and {high.tolist()}: give "
+                    "its action_space others, or use ppo"
                 )
         if algorithm.entropy is not None and algorithm.entropy.tuned:
             most = math.log(space.n) if discrete else float((high - low).log().sum())
-            target = algorithm.entropy.target
-            # The default of discrete actions is below, whatever their number.
-            target = -float(len(low)) if target is None and not discrete else target
+            target = algorithm.entropy.target  # the defaults are below, whatever the actions
             if target is not None and target >= most:
                 raise RecipeError(
                     f"'algorithm.target_entropy' {target:g} is out of reach, the uniform policy on "

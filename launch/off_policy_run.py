@@ -2,8 +2,7 @@
 
 import copy
 import logging
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -26,6 +25,9 @@ from polopt.launch.run import Run
 from polopt.losses.schedules import Schedule, value_at
 
 __all__ = ["learner", "train"]
+
+_MOST_DRAWN = 65_536
+"""Transitions drawn at once: those of many optimizer steps may not fit into memory."""
 
 
 def learner(job: OffPolicyJob) -> control_loop.Learner:
@@ -112,12 +114,7 @@ class _OffPolicy:
         if frames >= job.replay.learning_starts and len(self.buffer) >= job.replay.batch_size:
             metrics |= self._learn(frames)
         numbers = dict(zip(metrics, torch.stack(list(metrics.values())).tolist(), strict=True))
-        for name, value in numbers.items():
-            if name.startswith("loss_") and not math.isfinite(value):
-                raise FloatingPointError(
-                    f"{name} became {value} in the updates at frame {frames}: try a lower "
-                    "optimizer.lr"
-                )
+        control_loop.check_update(numbers, self.update.largest_weight(), frames)
         numbers |= {
             "learning_rate": lr,
             "replay_size": len(self.buffer),
@@ -228,11 +225,16 @@ class _OffPolicy:
 
     def _learn(self, frames: int) -> dict[str, Tensor]:
         replay, count = self.job.replay, self.job.update.steps_per_batch
+        history = []
         if replay.prioritised is None:
-            return self.update(self._draw(count * replay.batch_size), replay.batch_size)
+            draws = min(-(-count * replay.batch_size // _MOST_DRAWN), count)
+            for i in range(draws):
+                steps = count * (i + 1) // draws - count * i // draws  # alike, to one step
+                batch = self._draw(steps * replay.batch_size)
+                history.append(self.update(batch, replay.batch_size))
+            return _means(history)
         sampler: Any = self.buffer.sampler  # ours
         sampler.anneal(frames)
-        history = []
         for _ in range(count):
             batch = self._draw(replay.batch_size)
             history.append(self.update(batch, replay.batch_size))
@@ -246,8 +248,7 @@ class _OffPolicy:
                     "optimizer.lr"
                 ) from error
             self.watch.lap("replay")
-        names = dict.fromkeys(name for step in history for name in step)
-        return {n: torch.stack([s[n] for s in history if n in s]).mean() for n in names}
+        return _means(history)
 
     def _draw(self, count: int) -> TensorDictBase:
         batch = self.buffer.sample(count)
@@ -268,6 +269,11 @@ class _OffPolicy:
             for name, setting in settings.items()
             if isinstance(setting, Schedule)
         }
+
+
+def _means(history: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    names = dict.fromkeys(name for step in history for name in step)
+    return {n: torch.stack([s[n] for s in history if n in s]).mean() for n in names}
 
 
 def _make_buffer(replay: Replay) -> TensorDictReplayBuffer:

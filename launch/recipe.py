@@ -393,15 +393,18 @@ def _check(value: Any, annotation: Any, path: str) -> Any:  # noqa: ANN401
         return adapter.validate_python((value,))[0]
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        inner = [str(i) for i in first["loc"][1:]]
-        where = path
-        if inner and isinstance(value, dict | list) and inner[0] in map(str, _keys(value)):
-            where = ".".join([path, *inner])
+        where, inside = path, value
+        for key in first["loc"][1:]:  # it names alternatives of a union as well
+            if not isinstance(inside, dict | list) or key not in _keys(inside):
+                break
+            where, inside = f"{where}.{key}", inside[key]
         message = first["msg"].removeprefix("Value error, ")
         message = message[:1].lower() + message[1:]
         if first["type"] == "missing" and isinstance(value, list):
             message = "too few items"
-        raise RecipeError(f"'{where}': {message}, got {first['input']!r}") from None
+        if first["type"] != "value_error":  # a section's own message says it already
+            message += f", got {first['input']!r}"
+        raise RecipeError(f"'{where}': {message}") from None
 
 
 def _keys(value: dict | list) -> Collection[Any]:

@@ -29,8 +29,8 @@ class EntropyTerm:
     Attributes:
         alpha: Temperature at the start: what one nat is worth, in units of the reward.
         tuned: Whether the temperature is tuned until the policy has the target entropy.
-        target: Target entropy in nats, a constant. None: −(number of actions) for continuous
-            actions, 0.98·log(number of actions) for discrete ones.
+        target: Target entropy in nats, a constant. None: −1 for each continuous action, which
+            is measured in half its range, or 0.98·log(number of actions) for discrete ones.
     """
 
     alpha: float = 1.0
@@ -131,7 +131,9 @@ def sac(
         target_every: Optimizer steps between updates of the targets.
         alpha: Temperature at the start.
         tune_alpha: Tune the temperature until the policy has the target entropy.
-        target_entropy: H̄ in nats, a constant; −(number of actions) by default.
+        target_entropy: H̄ in nats, a constant, of actions in their own units. By default −1
+            for each action measured in half its range, the paper's, whose actions are in ±1: for
+            a range of ±h that is log h − 1.
         value_loss: Of the TD error: δ², or Huber's with threshold 1.
     """
     return OffPolicy(
@@ -197,7 +199,12 @@ def td3(
             shares of half the range of each action.
         smoothing_clip: Bound of that noise, in the same unit.
         value_loss: Of the TD error: δ², or Huber's with threshold 1.
+
+    Raises:
+        ValueError: If `policy_delay` is below one.
     """
+    if policy_delay < 1:
+        raise ValueError(f"policy_delay must be at least 1, got {policy_delay}")
     return OffPolicy(
         loss="td3",
         gamma=gamma,

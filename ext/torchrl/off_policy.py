@@ -7,6 +7,7 @@
 - TD3's policy and all targets wait for `policy_every`; TorchRL's loss has no delay. Its smoothing
   is scaled to the range of each action.
 - The loss of the TD error is stated; TorchRL's default differs between losses.
+- SAC's target entropy follows the range of actions; TorchRL's is the same for ±0.01 and ±100.
 - Episodes that were cut short bootstrap, those that terminated do not.
 - DQN's loss is three tensor operations, which cost less than the copies of the batch and the
   swaps of parameters in `DQNLoss.forward`. They are done here, on `DQNLoss`'s parameters and
@@ -110,6 +111,10 @@ class OffPolicyUpdate:
     def values(self, observation: Tensor) -> Tensor:
         """Return DQN's values of all actions, [N, A], for observations [N, O]."""
         return self.loss.value_network.net(observation)
+
+    def largest_weight(self) -> Tensor:
+        """Return the greatest magnitude of all parameters that are trained, a scalar."""
+        return torch.stack([p.detach().abs().max() for p in self._parameters]).max()
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of all networks."""
@@ -216,7 +221,7 @@ def _make_sac(algorithm: OffPolicy, env: VectorEnv, hidden: Sequence[int]) -> Lo
         loss_function=algorithm.value_loss,
         action_spec=env.action_spec_unbatched,
         scalar_output_mode="exclude",
-        **_entropy(algorithm),
+        **_entropy(algorithm, env),
         **_SHARED,
     )
     loss = with_twins(make, [QOfStateAction(env, hidden) for _ in range(2)])
@@ -233,7 +238,7 @@ def _make_discrete_sac(algorithm: OffPolicy, env: VectorEnv, hidden: Sequence[in
         action_space=env.action_spec_unbatched,
         num_actions=widths_of(env)[1],
         scalar_output_mode="exclude",
-        **_entropy(algorithm),
+        **_entropy(algorithm, env),
         **_SHARED,
     )
     loss = with_twins(make, [QOfActions(env, hidden) for _ in range(2)])
@@ -285,12 +290,17 @@ def _make_dqn(algorithm: OffPolicy, env: VectorEnv, hidden: Sequence[int]) -> Lo
     return loss
 
 
-def _entropy(algorithm: OffPolicy) -> dict[str, object]:
-    entropy = algorithm.entropy
+def _entropy(algorithm: OffPolicy, env: VectorEnv) -> dict[str, object]:
+    entropy, target = algorithm.entropy, algorithm.entropy.target
+    if target is None and algorithm.discrete:
+        target = "auto"
+    elif target is None:
+        space = env.action_spec_unbatched.space
+        target = float((((space.high - space.low) / 2).log() - 1.0).sum())
     return {
         "alpha_init": entropy.alpha,
         "fixed_alpha": not entropy.tuned,
-        "target_entropy": "auto" if entropy.target is None else entropy.target,
+        "target_entropy": target,
     }
 
 

@@ -1,5 +1,6 @@
 """Off-policy algorithms in `polopt bench control`: stable-baselines3 with the values of ours."""
 
+import contextlib
 import importlib
 import math
 from typing import Any
@@ -110,7 +111,7 @@ def values_of(job: OffPolicyJob) -> dict[str, Any]:
     if a.entropy is not None:
         values["ent_coef"] = f"auto_{a.entropy.alpha}" if a.entropy.tuned else a.entropy.alpha
         target = a.entropy.target
-        values["target_entropy"] = "auto" if target is None else target
+        values["target_entropy"] = "auto" if target is None else target - _scale(job)
         values["target_update_interval"] = a.target_every
     if job.exploration is not None:
         values["action_noise"] = _noise(job)
@@ -138,6 +139,13 @@ def scaling_of(job: OffPolicyJob) -> dict[str, Any]:
         "clip_reward": (paid and paid.clamp) or math.inf,
         "gamma": job.algorithm.gamma,
     }
+
+
+def _scale(job: OffPolicyJob) -> float:
+    """The entropy of actions in their own units, less that in half their range as it counts."""
+    with contextlib.closing(job.task.make(1, seed=0)) as env:
+        space: Any = env.action_spec_unbatched.space
+        return float(((space.high - space.low) / 2).log().sum())
 
 
 def _noise(job: OffPolicyJob) -> Any:  # noqa: ANN401

@@ -104,22 +104,26 @@ def test_refusals():
         task_of(name="CartPole-v1", arguments=SCALED)
     with pytest.raises(ValueError, match=r"cannot make 'Two-v0' with \{'high': 0.0\}: too low"):
         task_of(name="Two-v0", arguments={"high": 0.0})
+    with pytest.raises(ValueError, match=r"observes Box.* a Box of one dimension, not empty"):
+        task_of(name="Two-v0", arguments={"width": 0})
+    with pytest.raises(ValueError, match=r"takes whole numbers, Box.*int64.* make its action_sp"):
+        task_of(name="Two-v0", arguments={"dtype": "int64"})
 
 
 class Two(gymnasium.Env):
     """Observes two numbers, or `seen` of them, and takes an action of at least −1."""
 
-    def __init__(self, high=1.0, seen=2, first=2):
+    def __init__(self, high=1.0, seen=2, first=2, width=2, dtype="float32", reward=0.0):
         assert high > 0, "too low"
-        self.observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
-        self.action_space = gymnasium.spaces.Box(-1.0, high, (1,))
-        self.seen, self.first = seen, first
+        self.observation_space = gymnasium.spaces.Box(-1.0, 1.0, (width,))
+        self.action_space = gymnasium.spaces.Box(-1, high, (1,), np.dtype(dtype))
+        self.seen, self.first, self.reward = seen, first, reward
 
     def reset(self, *, seed=None, options=None):
         return np.zeros(self.first, np.float32), {}
 
     def step(self, action):
-        return np.zeros(self.seen, np.float32), 0.0, False, False, {}
+        return np.zeros(self.seen, np.float32), self.reward, False, False, {}
 
 
 gymnasium.register("Two-v0", Two, max_episode_steps=5)
@@ -135,11 +139,18 @@ def test_an_observation_of_another_shape_is_refused(length):
         task_of(name="Two-v0", arguments={"first": length}).make(2).restart()
 
 
+def test_a_reward_that_is_no_number_is_refused():
+    env = task_of(name="Two-v0", arguments={"reward": [1.0, 2.0]}).make(2)
+    env.restart()
+    with pytest.raises(EnvError, match=r"0 of Two-v0 gave the reward \[1.0, 2.0\].* may be an arr"):
+        env.advance(torch.zeros(2, 1))
+
+
 def test_actions_without_bounds_are_refused_off_policy():
     tree = load(find_recipe("pendulum-sac"))
     prepare_off_policy(tree | {"task": {"use": "gymnasium", "name": "Two-v0"}}, name="test")
     tree["task"] = {"use": "gymnasium", "name": "Two-v0", "arguments": {"high": math.inf}}
-    with pytest.raises(RecipeError, match=r"sac needs actions within finite bounds.*\[inf\]: give"):
+    with pytest.raises(RecipeError, match=r"actions between two finite bounds.*\[inf\]: give"):
         prepare_off_policy(tree, name="test")
 
 

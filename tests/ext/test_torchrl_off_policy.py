@@ -1,6 +1,7 @@
 """TorchRL's off-policy losses as they are wired: every number that is learnt from, by hand."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ def one_thread():
 def update(preset, lr=1e-2, **settings):
     torch.manual_seed(0)
     env = (cartpole if preset in DISCRETE else pendulum)().make(4, seed=0)
-    made = OffPolicyUpdate(preset(gamma=GAMMA, **settings), env, hidden=(16, 16))
+    made = OffPolicyUpdate(preset(**{"gamma": GAMMA, **settings}), env, hidden=(16, 16))
     made.set_lr(lr)
     return made
 
@@ -153,7 +154,8 @@ def test_ddpg_by_hand():
 
 def test_sac_by_hand():
     made, data = update(sac, alpha=0.3), batch(sac)
-    assert made.loss.target_entropy.item() == -1.0
+    target = math.log(2.0) - 1.0  # −1 for actions in half their range ±2
+    assert made.loss.target_entropy.item() == pytest.approx(target)
     state = torch.get_rng_state()
     actor = made.loss.actor_network
     entries = TensorDict({"observation": data["next", "observation"]}, [8])
@@ -173,7 +175,7 @@ def test_sac_by_hand():
         error.square().sum(0).mean().item(), rel=1e-4
     )
     assert metrics["loss_actor"].item() == pytest.approx((0.3 * log_prob - least).mean().item())
-    alpha = -(torch.tensor(0.3).log() * (log_prob - 1.0)).mean().item()
+    alpha = -(torch.tensor(0.3).log() * (log_prob + target)).mean().item()
     assert metrics["loss_alpha"].item() == pytest.approx(alpha, rel=1e-4)
     assert metrics["entropy"].item() == pytest.approx(-log_prob.mean().item(), rel=1e-5)
     assert torch.allclose(data["td_error"], error.abs().amax(0).detach(), atol=1e-4)
@@ -308,16 +310,23 @@ def test_n_step_transitions_by_hand():
             assert torch.equal(one["observation"], data["observation"][row, t])
 
 
-def test_several_steps_discount_by_their_number():
-    made, data = update(dqn), batch(dqn)
-    data["steps_to_next_obs"] = torch.full((8,), 3)
-    net = made.loss.value_network.net
-    later = net(data["next", "observation"]).amax(-1)
-    y = data["next", "reward"].squeeze(-1) + GAMMA**3 * alive(data) * later
-    value = net(data["observation"]).gather(-1, data["action"].unsqueeze(-1)).squeeze(-1)
-    expected = (value - y).abs().detach()
-    made(data, 8)
-    assert torch.allclose(data["td_error"], expected, atol=1e-5)
+@pytest.mark.parametrize("preset", [*DISCRETE, *CONTINUOUS])
+def test_several_steps_discount_by_their_number(preset):
+    steps, gammas = torch.arange(8) % 3 + 1, (GAMMA, GAMMA**2, GAMMA**3)
+
+    def errors(gamma, steps=None):
+        made, data = update(preset, gamma=gamma), batch(preset)
+        data["next", "terminated"][:] = False
+        if steps is not None:
+            data["steps_to_next_obs"] = steps
+        torch.manual_seed(3)  # of the draws of the next action
+        made(data, 8)
+        return data["td_error"]
+
+    single = torch.stack([errors(gamma) for gamma in gammas])
+    found = errors(GAMMA, steps)
+    assert torch.allclose(found, single.gather(0, (steps - 1).unsqueeze(0))[0], atol=1e-5)
+    assert not torch.allclose(found, single[0], atol=1e-3)
 
 
 def test_collector_keeps_final_observations_and_counts_returns():

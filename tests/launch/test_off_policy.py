@@ -11,6 +11,7 @@ pytest.importorskip("torchrl")
 from torchrl.envs import PendulumEnv as TorchRLPendulum
 
 from polopt.envs.control import ClassicTask
+from polopt.launch import off_policy_run
 from polopt.launch.checkpoint import newest
 from polopt.launch.job import prepare
 from polopt.launch.off_policy import OffPolicyJob
@@ -61,12 +62,19 @@ def run(path, prepared, *, resume=False):
         (CARTPOLE, "replay.learning_starts=15", "learning_starts 15 is less than batch_size 16"),
         (CARTPOLE, "collector.total_frames=32", "'replay.learning_starts' 32 is not below "
          "'collector.total_frames' 32"),
-        (CARTPOLE, "replay.prioritised={alpha: 1.5}", "alpha must be within .0, 1., got 1.5"),
+        (CARTPOLE, "replay.prioritised={alpha: 1.5}", "'replay.prioritised': alpha must be in "
+         r"\[0, 1\], got 1.5$"),
+        (CARTPOLE, "replay.prioritised={beta: much}", "'replay.prioritised.beta': .*got 'much'"),
         (CARTPOLE, "replay.prioritised={beta: -0.1}", "beta must be in .0, 1., got -0.1"),
         (CARTPOLE, "replay.prioritised={beta: {use: Linear, start: 0.5, end: 2.0, steps: 9}}",
          "beta must be in .0, 1."),
         (CARTPOLE, "replay.prioritised={alfa: 0.5}", "replay.prioritised.*alfa"),
         (CARTPOLE, "replay.n_step=0", "n_step must be positive, got 0"),
+        (CARTPOLE, "replay.n_step=46", "nothing would be learnt.* 16 whole transitions of "
+         "'replay.n_step' 46 steps from 4 environments, the run has 6 batches of 32 frames"),
+        (CARTPOLE, "collector={num_envs: 4, frames_per_batch: 132, total_frames: 192}",
+         "frames_per_batch' 132 is more than 'replay.capacity' 128: part of each batch"),
+        (PENDULUM, "algorithm={use: td3, policy_delay: 0}", "policy_delay must be at least 1"),
         (CARTPOLE, "algorithm.gamma=1.5", "gamma must be within .0, 1., got 1.5"),
         (CARTPOLE, "algorithm.target_every=0", "target_every must be at least 1, got 0"),
         (CARTPOLE, "algorithm.tau=0", r"tau must be within \(0, 1\], got 0"),
@@ -97,6 +105,19 @@ def test_wrong_recipes_are_one_sentence(recipe, setting, message):
     override(wrong, setting)
     with pytest.raises(RecipeError, match=message):
         prepare(wrong, name="test")
+
+
+def test_frames_beyond_the_last_whole_batch_do_not_count():
+    settings = "collector={num_envs: 4, frames_per_batch: 80, total_frames: 150}"
+    with pytest.raises(RecipeError, match=r"learning_starts' 100 frames.* has 1 batches of 80 fra"):
+        job(CARTPOLE, settings, "replay.learning_starts=100")
+    assert job(CARTPOLE, settings, "replay.learning_starts=80").arithmetic()["optimizer_steps"] == 3
+
+
+def test_a_policy_that_would_never_learn_is_refused():
+    with pytest.raises(RecipeError, match=r"policy_delay' 19 is more than the 18 optimizer steps"):
+        job(PENDULUM, "algorithm={use: td3, policy_delay: 19}", NOISE)
+    job(PENDULUM, "algorithm={use: td3, policy_delay: 18}", NOISE)
 
 
 def test_an_environment_of_another_kind_is_refused(monkeypatch):
@@ -135,14 +156,37 @@ def test_resolved_recipe_resolves_to_itself():
     assert first.tree["evaluation"]["stop_at"] == 475
 
 
-def test_arithmetic_is_what_happens(tmp_path):
-    prepared = job(CARTPOLE)
+@pytest.mark.parametrize(
+    ("settings", "waiting"),
+    [
+        ((), 0),
+        (("replay.n_step=20",), 2),  # after 24 steps of each environment 5 have 20 steps
+        (("replay.n_step=45", PER), 5),  # and after the last of 48 just enough for a minibatch
+        (("replay.learning_starts=33",), 1),
+    ],
+)
+def test_arithmetic_is_what_happens(tmp_path, settings, waiting):
+    prepared = job(CARTPOLE, *settings)
     numbers = prepared.arithmetic()
-    assert (numbers["batches"], numbers["batches_before_learning"]) == (6, 0)
+    assert (numbers["batches"], numbers["batches_before_learning"]) == (6, waiting)
     assert numbers["times_a_transition_is_drawn"] == 3 * 16 / 32
     run(tmp_path / "run", prepared)
     lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
-    assert lines[-2]["updates"] == numbers["optimizer_steps"] == 18
+    assert lines[-2]["updates"] == numbers["optimizer_steps"] == 3 * (6 - waiting)
+
+
+def test_many_optimizer_steps_draw_a_part_at_a_time(monkeypatch):
+    def weights(most):
+        monkeypatch.setattr(off_policy_run, "_MOST_DRAWN", most)
+        learner, draws = _OffPolicy(job(CARTPOLE, "update.steps_per_batch=7")), []
+        draw = learner._draw
+        monkeypatch.setattr(learner, "_draw", lambda n: draws.append(n) or draw(n))
+        learner.iterate(0)
+        return learner.update.loss.state_dict(), draws
+
+    (whole, once), (parts, several), (_, single) = (weights(n) for n in (10_000, 40, 5))
+    assert (once, several, single) == ([112], [32, 32, 48], [16] * 7)
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
 
 
 CASES = [
@@ -222,6 +266,20 @@ def test_metrics(tmp_path):
     assert (tmp_path / "run" / "learning_curve.svg").exists()
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (CARTPOLE, "exploration={use: Boltzmann, temperature: 0.1}"),
+        (PENDULUM,),
+    ],
+)
+def test_a_weight_that_is_too_large_is_told_before_it_acts(tmp_path, settings):
+    prepared = job(*settings, "optimizer.lr=1e30", "update.steps_per_batch=1")
+    (tmp_path / "run").mkdir()
+    with pytest.raises(FloatingPointError, match=r"a weight became .* at frame 32: try a lower op"):
+        prepared.train(Run(tmp_path / "run", prepared.tree))
+
+
 @pytest.mark.parametrize(("prioritised", "what"), [("null", "loss_critic"), ("{}", "a TD error")])
 def test_a_number_that_is_not_finite_is_told(tmp_path, prioritised, what):
     settings = ("optimizer.lr=1e30", "algorithm.value_loss=l2")
@@ -250,6 +308,10 @@ def test_stable_baselines3_is_given_our_values():
     values = values_of(job("pendulum-td3", "collector.num_envs=8", NOISE))
     assert values["policy_delay"] == 2
     assert len(values["action_noise"].noises) == 8
+    assert values_of(job(PENDULUM))["target_entropy"] == "auto"
+    # Entropies are measured in the range of actions here, ±2, and in ±1 there.
+    values = values_of(job(PENDULUM, "algorithm.target_entropy=-1.0"))
+    assert values["target_entropy"] == pytest.approx(-1.0 - math.log(2.0))
     with pytest.raises(ValueError, match="cannot be given the values of"):
         values_of(job(CARTPOLE, PER))
     with pytest.raises(ValueError, match="cannot be given the values of"):
