@@ -206,8 +206,12 @@ _MENTIONS = (
         r"|probability tensor contains either|tensor\(\[+nan", re.I)),
 )  # fmt: skip
 
+# What every line that is mentioned has, in small letters: most lines need no more than this look.
+_HINT = re.compile(r"memory|alloc|oom|preempted|spread|nan|finite|probability|\binf\b")
+
+# Of a text in small letters.
 _PHASES = (
-    ("generation", re.compile(r"generate_sequences|vllm|sglang|_generate\b|wake_up", re.I)),
+    ("generation", re.compile(r"generate_sequences|vllm|sglang|_generate\b|wake_up")),
     ("log_probs", re.compile(r"compute_log_prob|_get_per_token_logps|compute_ref_log_prob")),
     ("update", re.compile(
         r"update_actor|update_critic|update_policy|backward\(|optimizer\.step|training_step")),
@@ -216,12 +220,15 @@ _PHASES = (
 
 def phase_of(text: str) -> str:
     """Return the phase of a run that a line of a traceback names, or nothing."""
-    return next((name for name, pattern in _PHASES if pattern.search(text[:2000])), "")
+    small = text[:2000].lower()
+    return next((name for name, pattern in _PHASES if pattern.search(small)), "")
 
 
 def mention(text: str, number_of_line: int, phase: str) -> Mention | None:
     """Return a line as a mention if it says what went wrong."""
     head = text[:2000]
+    if not _HINT.search(head.lower()):
+        return None
     for kind, pattern in _MENTIONS:
         if pattern.search(head):
             short, phase = " ".join(head.split())[:200], phase or phase_of(head)
