@@ -170,10 +170,18 @@ def test_settings_before_a_run(rule):
         ({"reward": [-1390.0] * 8 + [-1190.0] * 16 + [-1270.0] * 16}, {}),
         # One bad batch at the end.
         ({"reward": [*line(20, 90)[:39], -60.0]}, {}),
+        # Fewer random actions: DQN's return falls before it rises.
+        ({"reward": [20.0] * 8 + [10.0] * 20 + line(10, 16)[:12]}, {}),
     ],
 )  # fmt: skip
 def test_what_looks_like_a_fault_and_is_none(columns, settings):
     assert diagnose(log("control", columns, settings, framework="polopt")) == []
+
+
+def test_a_clip_of_a_mean_over_tokens_acts_on_most_answers():
+    columns = {"clip_fraction": [0.0, 0.8] * (N // 2), "kl_update": flat(0.0005), "reward": RISING}
+    found = [diagnose(log("llm", columns, {"clip": c, "epochs": 2})) for c in (3e-4, 0.2)]
+    assert [[f.id for f in x] for x in found] == [[], ["llm-clip-high"]]
 
 
 def test_every_rule_has_a_test():

@@ -18,7 +18,13 @@ _spec = importlib.util.spec_from_file_location("score", Path(__file__).with_name
 score = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(score)
 
-SIZES = {"set": (203, 79, 1), "first": (122, 61, 3), "second": (129, 66, 3), "third": (72, 44, 1)}
+SIZES = {
+    "set": (203, 79, 1),
+    "first": (122, 61, 3),
+    "second": (129, 66, 3),
+    "third": (72, 44, 1),
+    "probe": (0, 114, 5),
+}
 """Runs with a fault, healthy ones, and ones that collapsed by themselves."""
 MISSED = {
     "set": {
