@@ -11,7 +11,7 @@ from polopt.launch.doctor.predicates import show
 
 __all__ = ["Item", "as_lines", "walk"]
 
-_MARKS = {"fine": "ok ", "odd": "odd", "missing": " - "}
+_MARKS = {"fine": "ok ", "odd": "odd", "outside": " ? ", "missing": " - "}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Item:
         section: Of the guide.
         name: The setting, as the recipe calls it.
         value: What it is set to; None where it is missing or none.
-        state: `fine`, `odd` (a finding says why), or `missing`.
+        state: `fine`, `odd` (a finding says why), `outside` what is usual, or `missing`.
         advice: What is usual.
     """
 
@@ -51,6 +51,8 @@ def walk(log: Log, findings: Sequence[Finding]) -> list[Item]:
         value = log.settings.get(setting)
         known = setting in log.settings
         state = "fine" if known and value is not None else "missing"
+        if isinstance(value, int | float) and row["low"]:
+            state = "fine" if float(row["low"]) <= value <= float(row["high"]) else "outside"
         if found & {*row["rules"].split()}:
             state = "odd"
         name = log.paths.get(setting) or parameter(setting, log.framework, log.kind)
@@ -64,7 +66,7 @@ def as_lines(items: Sequence[Item]) -> list[str]:
     """Return the checklist to be read in a terminal."""
     rows = [(_MARKS[i.state], i.name, _word(i.value), f"{i.advice} ({i.section})") for i in items]
     names, values = (max((len(row[n]) for row in rows), default=0) for n in (1, 2))
-    return ["  the guide's checklist (ok; odd, see above; - not set)"] + [
+    return ["  the guide's checklist (ok; odd, see above; ? not as usual; - not set)"] + [
         f"    {mark} {name:<{names}}  {value:<{values}}  {advice}"
         for mark, name, value, advice in rows
     ]

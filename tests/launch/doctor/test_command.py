@@ -138,12 +138,32 @@ def test_the_checklist_of_the_guide_is_gone_through(here, capfd):
         "advice": "",
     }  # fmt: skip
     assert items["update.target_kl"]["state"] == "missing"
+    assert items["optimizer.lr"]["state"] == "outside"  # 0.004
     assert "replay.capacity" not in items
     assert main(["doctor", "pendulum-sac"]) == 1
     out = capfd.readouterr().out
     assert "odd update.max_grad_norm" in out
     assert "ok  replay.capacity" in out
     assert "algorithm.clip" not in out
+    assert " -  optimizer.lr.then.use" in out
+    assert main(["doctor", "cartpole-double-dqn", "algorithm.gamma=1.0"]) == 1
+    out = capfd.readouterr().out
+    assert "ok  algorithm.use" in out
+    assert " ?  algorithm.gamma" in out
+    # A rate that falls over 60000 steps is no warm-up.
+    assert " -  optimizer.lr.then.use" in out
+
+
+def test_the_checklist_of_language_models_knows_both_names_of_checkpointing():
+    from polopt.launch.doctor.command import _settings
+    from polopt.launch.doctor.walk import walk
+
+    tree = {"trainer": {"activation_checkpointing": False, "num_iterations": 2}}
+    items = {i.name: i for i in walk(_settings(tree, "recipe", ()), [])}
+    assert items["trainer.activation_checkpointing"].value is False
+    assert items["trainer.num_iterations"].state == "outside"
+    assert items["trainer.num_generations"].state == "missing"
+    assert items["vllm.flags.max_num_batched_tokens"].state == "missing"
 
 
 def test_every_item_of_the_checklist_is_a_setting_and_its_rules_are_rules():
@@ -156,6 +176,7 @@ def test_every_item_of_the_checklist_is_a_setting_and_its_rules_are_rules():
         assert parameter(row["setting"], "polopt", kind)
         assert {*row["rules"].split()} <= known
         assert row["kind"] in ("control", "policy", "replay", "llm")
+        assert not row["low"] or float(row["low"]) <= float(row["high"])
     walked = {r for row in table("walk") for r in row["rules"].split()}
     settings = {r.id for r in rules() if r.settings}
     assert settings - walked == {"override-lost"}
