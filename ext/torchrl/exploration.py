@@ -100,7 +100,8 @@ class Boltzmann(Rule):
     def __call__(self, x: Tensor, frames: float, state: State, generator: Generator) -> Tensor:
         """See `Rule`."""
         ahead = x - x.amax(-1, keepdim=True)  # before dividing: a low temperature overflows
-        weights = (ahead / value_at(self.temperature, frames)).softmax(-1)
+        temperature = max(value_at(self.temperature, frames), torch.finfo(x.dtype).tiny)
+        weights = (ahead / temperature).softmax(-1)
         return torch.multinomial(weights, 1, generator=generator).squeeze(-1)
 
 
