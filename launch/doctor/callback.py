@@ -7,6 +7,7 @@ from transformers import TrainerCallback
 from transformers.utils import logging
 
 from polopt.ext.metrics import PhaseClock
+from polopt.launch.doctor.lines import row_of_trl
 from polopt.launch.doctor.live import Attendance, Watch
 from polopt.launch.doctor.report import brief
 
@@ -80,7 +81,7 @@ class DoctorCallback(TrainerCallback):
         if "loss" in logs and not known and (times := self._phases.take()):
             logs.update(times)
             state.log_history[-1].update(times)  # what a checkpoint keeps is a copy of the line
-        for finding in self.watch.log(state.global_step, logs):
+        for finding in self.watch.log(state.global_step, row_of_trl(logs).values):
             logger.warning("%s: %s", finding.id, brief(finding))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ANN401

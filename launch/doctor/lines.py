@@ -14,7 +14,10 @@ from typing import Any, TextIO
 
 from polopt.launch.doctor.log import Mention
 
-__all__ = ["Reading", "Row", "history_rows", "json_rows", "mention", "table_rows", "text_rows"]
+__all__ = [
+    "Reading", "Row", "history_rows", "json_rows", "mention", "row_of_trl", "table_rows",
+    "text_rows",
+]  # fmt: skip
 
 LINE = 1 << 20
 """Characters of the longest line that is read."""
@@ -78,6 +81,17 @@ def row_of(found: Mapping[str, Any]) -> Row:
     values = {str(k): v for k, x in flat.items() if (v := number(x)) is not None}
     step = next((values[k] for k in _STEPS if math.isfinite(values.get(k, math.nan))), None)
     return Row(step, values, values.get("resumed_from"))
+
+
+_NULLS = ("reward", "reward_std", "entropy", "kl")
+
+
+def row_of_trl(found: Mapping[str, Any]) -> Row:
+    """Return the numbers of a line of TRL, where the mean of nothing but NaN is None.
+
+    Of a single reward None is nothing odd: that function has no say in these answers.
+    """
+    return row_of({k: math.nan if v is None and k in _NULLS else v for k, v in found.items()})
 
 
 def number(value: Any) -> float | None:  # noqa: ANN401
@@ -150,7 +164,7 @@ def table_rows(file: TextIO, reading: Reading) -> Iterator[Row]:
 _VERL = re.compile(r"(?:^|[\s|])step:(\d{1,18}) - (.*)")
 _PAIR = re.compile(r"(?:.*\s)?([\w@./\-()*]+):\s?(-?[\w.+\-]+)\s*")
 _DICT = re.compile(r"\{'[\w/ ]+': ")
-_ITEM = re.compile(r"'([\w./@ \-]+)': '?(-?(?:[\d.]+(?:e[+-]?\d+)?|nan|inf))'?(?=[,}])")
+_ITEM = re.compile(r"'([\w./@ \-]+)': '?(-?(?:[\d.]+(?:e[+-]?\d+)?|nan|inf|None))'?(?=[,}])")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -169,10 +183,11 @@ def text_rows(file: TextIO, reading: Reading) -> Iterator[Row | Mention]:
             yield Row(float(match[1]), values)
         elif (match := _DICT.search(text)) is not None and text.rfind("}") > match.end():
             inner = text[match.start() : text.rfind("}") + 1]
-            values = {k: v for k, x in _ITEM.findall(inner) if (v := number(x)) is not None}
-            if values:
+            pairs = _ITEM.findall(inner)
+            row = row_of_trl({k: None if x == "None" else number(x) for k, x in pairs})
+            if row.values:
                 phase, reading.framework = "", "trl"
-                yield Row(row_of(values).step, values)
+                yield row
         elif text.startswith('{"') and (found := _mapping(text)) is not None:
             phase = ""
             yield row_of(found)
@@ -263,7 +278,7 @@ def history_rows(file: TextIO, reading: Reading) -> Iterator[Row]:
             except (ValueError, RecursionError):
                 break
             if isinstance(found, dict):
-                yield row_of(found)
+                yield row_of_trl(found)
             buffer = buffer[end:]
         if not chunk or len(buffer) > LINE:
             reading.cut = True

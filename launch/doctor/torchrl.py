@@ -14,7 +14,7 @@ class DoctorLogger:
     """Passes everything on to a logger, and warns of what `polopt doctor` would find.
 
     In a trainer: `Trainer(…, logger=doctor)`, and `doctor.register(trainer)` where a fatal finding
-    should end it.
+    should end it. In a loop of one's own: save and leave it where `doctor.halted`.
 
     Args:
         logger: TorchRL's, such as `CSVLogger`.
@@ -38,6 +38,7 @@ class DoctorLogger:
         self.watch = Watch(config or {}, "torchrl", "control", attendance)
         self._step: float | None = None
         self._line: dict[str, float] = {}
+        self._lines = 0
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         """Everything but scalars is the logger's."""
@@ -46,24 +47,31 @@ class DoctorLogger:
     def log_scalar(self, name: str, value: Any, step: int | None = None, **kwargs: Any) -> None:  # noqa: ANN401
         """See TorchRL's `Logger`."""
         self._logger.log_scalar(name, value, step=step, **kwargs)
-        if step != self._step:
+        if step != self._step or (step is None and name in self._line):
             self._flush()
             self._step = step
         self._line[name] = float(value)
 
     def _flush(self) -> None:
         line, self._line = self._line, {}
-        if self._step is None or not line:
+        if not line:
             return
-        for finding in self.watch.log(self._step, line):
+        self._lines += 1
+        step = self._lines if self._step is None else self._step
+        for finding in self.watch.log(step, line):
             warnings.warn(f"{finding.id}: {brief(finding)}", stacklevel=3)
+
+    @property
+    def halted(self) -> bool:
+        """Whether the run should save and end; looks at what was logged so far."""
+        self._flush()
+        return self.watch.halted
 
     def register(self, trainer: Any) -> None:  # noqa: ANN401
         """Let a fatal finding save and end a trainer, if `on_fatal` is `stop`."""
 
         def end() -> None:
-            self._flush()
-            if self.watch.halted:
+            if self.halted:
                 trainer.total_frames = trainer.collected_frames
 
         trainer.register_op("post_steps", end)

@@ -81,6 +81,25 @@ def test_beside_a_trainer_of_torchrl():
     assert doctor.log_hparams({}) == "kept"
 
 
+def test_a_loop_of_ones_own_may_ask():
+    pytest.importorskip("torchrl")
+    from types import SimpleNamespace
+
+    from polopt.launch.doctor.torchrl import DoctorLogger
+
+    for step in (lambda i: i, lambda i: None):  # TorchRL's loggers count for themselves
+        logger = SimpleNamespace(log_scalar=lambda *_, **__: None)
+        doctor = DoctorLogger(logger, on_fatal="stop")
+        for i in range(3):
+            doctor.log_scalar("loss_objective", 1.0, step=step(i))
+            doctor.log_scalar("grad_norm", 1.0, step=step(i))
+        assert not doctor.halted
+        assert doctor.watch._lines == 3
+        doctor.log_scalar("grad_norm", math.nan, step=step(3))
+        with pytest.warns(UserWarning, match="nonfinite"):
+            assert doctor.halted
+
+
 @pytest.mark.slow
 def test_a_run_of_torchrl_is_saved_and_ended(tmp_path):
     pytest.importorskip("torchrl")
@@ -151,6 +170,14 @@ def test_beside_a_trainer_of_transformers():
     assert control.should_save
     assert control.should_training_stop
     assert list(callback.watch.found) == ["nonfinite"]
+    callback = DoctorCallback(every=1)
+    callback.on_train_begin(SimpleNamespace(learning_rate=1e-6), state, control)
+    callback.on_log(None, state, control, logs={"grad_norm": 1.0, "reward": 0.5})
+    callback.on_log(None, state, control, logs={"grad_norm": 1.0, "rewards/a/mean": None})
+    assert not callback.watch.found
+    callback.watch._rest = 0.0
+    callback.on_log(None, state, control, logs={"grad_norm": 1.0, "reward": None})
+    assert list(callback.watch.found) == ["reward-nonfinite"]
 
 
 def plain_trainer(tmp_path, monkeypatch, rewards, **settings):

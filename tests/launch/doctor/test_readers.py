@@ -75,6 +75,22 @@ def test_trainer_state_and_its_prefixless_names(tmp_path):
     assert found.settings["total"] == 3
 
 
+def test_rewards_that_trl_could_not_average(tmp_path):
+    lines = [
+        {"step": i, "reward": 0.5 if i < 4 else None, "rewards/a/mean": None, "grad_norm": 1.0}
+        for i in range(1, 9)
+    ]
+    state = {"log_history": lines}
+    for name, text in (
+        ("trainer_state.json", json.dumps(state)), ("a.log", "\n".join(map(str, lines)))
+    ):  # fmt: skip
+        found = one(write(tmp_path / name, text))
+        assert (found.framework, found.columns["reward"].nonfinite) == ("trl", 5)
+        assert found.columns["reward"].first_nonfinite == 4
+        assert "reward_part" not in found.columns
+        assert [f.id for f in diagnose(found)] == ["reward-nonfinite"]
+
+
 def test_a_trainer_state_that_was_cut_off(tmp_path):
     text = json.dumps({"log_history": [{"step": s, "reward": 0.5} for s in range(9)]})
     found = one(write(tmp_path / "trainer_state.json", text[:150]))
