@@ -15,6 +15,7 @@
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -114,7 +115,8 @@ class OffPolicyUpdate:
 
     def largest_weight(self) -> Tensor:
         """Return the greatest magnitude of all parameters that are trained, a scalar."""
-        return torch.stack([p.detach().abs().max() for p in self._parameters]).max()
+        norms = [torch.linalg.vector_norm(p.detach(), math.inf) for p in self._parameters]
+        return torch.stack(norms).max()
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of all networks."""
