@@ -393,7 +393,8 @@ def _check(value: Any, annotation: Any, path: str) -> Any:  # noqa: ANN401
         return adapter.validate_python((value,))[0]
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        where, inside = path, value
+        where = path
+        inside: Any = value
         for key in first["loc"][1:]:  # it names alternatives of a union as well
             if not isinstance(inside, dict | list) or key not in _keys(inside):
                 break
