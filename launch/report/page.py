@@ -68,8 +68,7 @@ def render(runs: Sequence[ReportRun], errors: Sequence[str]) -> str:
         version=__version__,
         written=time.strftime("%Y-%m-%d %H:%M:%S %z"),
     )
-    # Names of files, and what others logged, may hold halves of characters.
-    return text.encode("utf-8", "replace").decode("utf-8")
+    return clean(text, len(text))  # names of files, and of what others logged, may hold anything
 
 
 def content(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:

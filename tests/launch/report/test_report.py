@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -174,7 +175,7 @@ def hostile(tmp_path):
     extra = {"loss_objective": "NaN", "clip_fraction": 1e308, "explained_variance": -1e308}
     runs = [
         write_run(tmp_path / "a</title><script>x", name=bad, task=bad, extra=extra),
-        write_run(tmp_path / "one", values=[1.0]),
+        write_run(tmp_path / "one\x1b[31m\u202e\udcff", name="", values=[1.0]),
         tmp_path / "none",
         write_run(tmp_path / "on", ended=False),
         write_text_run(tmp_path / "text", text=HOSTILE, name=HOSTILE.replace("\ud800", "")),
@@ -195,6 +196,7 @@ def test_hostile_content_stays_text(hostile):
         assert not {"src", "href", "srcset", "action"} & attributes.keys()
     assert "url(" not in text
     assert "@import" not in text
+    assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e\ud800-\udfff]", text)
     assert text.startswith(MARK)
     policy = next(a["content"] for _, a in page.tags if "http-equiv" in a)
     assert policy == "default-src 'none'; style-src 'unsafe-inline'"
