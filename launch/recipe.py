@@ -396,7 +396,7 @@ def _check(value: Any, annotation: Any, path: str) -> Any:  # noqa: ANN401
         where = path
         inside: Any = value
         for key in first["loc"][1:]:  # it names alternatives of a union as well
-            if not isinstance(inside, dict | list) or key not in _keys(inside):
+            if not _has(inside, key):
                 break
             where, inside = f"{where}.{key}", inside[key]
         message = first["msg"].removeprefix("Value error, ")
@@ -408,8 +408,10 @@ def _check(value: Any, annotation: Any, path: str) -> Any:  # noqa: ANN401
         raise RecipeError(f"'{where}': {message}") from None
 
 
-def _keys(value: dict | list) -> Collection[Any]:
-    return value if isinstance(value, dict) else range(len(value))
+def _has(value: Any, key: int | str) -> bool:  # noqa: ANN401
+    if isinstance(value, list):
+        return key in range(len(value))
+    return isinstance(value, dict) and key in value
 
 
 def _takes_bool(annotation: Any) -> bool:  # noqa: ANN401
