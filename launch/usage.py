@@ -40,7 +40,11 @@ class Usage:
         found["memory_allocated"] = torch.cuda.memory_allocated() / _GIB
         found["memory_reserved"] = torch.cuda.memory_reserved() / _GIB
         if self._thread is None:
-            self._thread = threading.Thread(target=self._look, name="usage", daemon=True)
+            # Each thread has a current device of its own, which is the first one at the start.
+            device = torch.cuda.current_device()
+            self._thread = threading.Thread(
+                target=self._look, args=(device,), name="usage", daemon=True
+            )
             self._thread.start()
         with self._lock:
             if self._busy:
@@ -54,13 +58,13 @@ class Usage:
         if self._thread is not None:
             self._thread.join(timeout=2 * _EVERY)
 
-    def _look(self) -> None:
+    def _look(self, device: int) -> None:
         import torch
 
         while not self._closed.wait(_EVERY):
             try:
-                share = torch.cuda.utilization() / 100.0
-            except (ImportError, RuntimeError):  # without nvidia-ml-py, or without its driver
+                share = torch.cuda.utilization(device) / 100.0
+            except Exception:  # no nvidia-ml-py, no driver, or a part of a GPU, which does not tell
                 return
             with self._lock:
                 self._busy.append(share)
