@@ -214,6 +214,16 @@ def test_verl_json_lines_and_console_dicts_of_transformers(tmp_path):
     assert "counted" in found.notes[0]
 
 
+def test_the_share_of_peak_arithmetic_is_no_utilisation(tmp_path):
+    lines = [
+        {"step": i, "data": {"perf/mfu/actor": 0.12, "critic/score/mean": 0.02 * i}}
+        for i in range(1, 40)
+    ]
+    found = one(write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, lines))))
+    assert found.framework == "verl"
+    assert diagnose(found) == []  # 12 % is what a busy GPU may reach
+
+
 def test_gzip_is_looked_through(tmp_path):
     path = tmp_path / "metrics.jsonl.gz"
     path.write_bytes(gzip.compress(rows(return_mean=float).encode()))
