@@ -88,6 +88,7 @@ GOALS = {
     ("lunarlander", "ppo"): Goal(bar=200.0, frames=1_000_000, every=16_384),
     ("cartpole", "dqn"): Goal(bar=475.0, frames=100_000),
     ("acrobot", "dqn"): Goal(bar=-100.0, frames=100_000),
+    ("lunarlander", "dqn"): Goal(bar=200.0, frames=400_000, every=16_384),
     ("pendulum", "sac"): Goal(bar=-200.0, frames=40_000),
     ("pendulum", "td3"): Goal(bar=-200.0, frames=40_000),
     ("pendulum", "ddpg"): Goal(bar=-200.0, frames=40_000),
@@ -101,7 +102,7 @@ _CLASSIC = ("cartpole", "acrobot", "pendulum")
 _ALL = (*_CLASSIC, "mountaincar", "mountaincar-continuous", "lunarlander")
 
 _REPLAYING = {
-    "dqn": ("cartpole", "acrobot"),
+    "dqn": ("cartpole", "acrobot", "lunarlander"),
     "sac": ("pendulum", "mountaincar-continuous"),
     "td3": ("pendulum", "mountaincar-continuous"),
     "ddpg": ("pendulum", "mountaincar-continuous"),
