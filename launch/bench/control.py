@@ -44,8 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--libraries", nargs="+", default=list(LIBRARIES), metavar="NAME")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4], metavar="N")
     parser.add_argument(
-        "--frames", type=int, help="the most frames of one run (300000; mountaincar and "
-        "lunarlander: 1000000)",
+        "--frames", type=int, help="the most frames of one run (ppo: 300000, on mountaincar and "
+        "lunarlander 1000000; the others: the budget of our recipe)",
     )  # fmt: skip
     parser.add_argument(
         "--cpu-seconds", type=float, metavar="S",

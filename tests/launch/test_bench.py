@@ -12,6 +12,7 @@ from polopt.launch.bench.report import summarise
 from polopt.launch.bench.table import ENTRIES, GOALS, Entry
 from polopt.launch.cli import main
 from polopt.launch.statistics import interquartile_mean, interval
+from polopt.launch.recipe import load
 from polopt.launch.train import find_recipe
 
 
@@ -118,6 +119,15 @@ def test_bars_are_those_of_the_tasks():
             assert goal.bar == TASKS[name]().bar
 
 
+def test_goals_with_replay_are_the_budgets_of_our_recipes():
+    for (task, algorithm), goal in GOALS.items():
+        if algorithm != "ppo":
+            recipe = load(find_recipe(f"{task}-{algorithm}"))
+            assert goal.frames == recipe["collector"]["total_frames"]
+            assert goal.bar == recipe["evaluation"]["stop_at"]
+            assert goal.every == recipe["evaluation"]["every"]
+
+
 def test_a_missing_library_is_left_out(tmp_path, capfd, monkeypatch):
     entry = Entry(library="sb3", algorithm="ppo", tasks=("cartpole",), function="nowhere:ppo",
                   package="no_such_package")  # fmt: skip
@@ -132,7 +142,6 @@ def test_a_missing_library_is_left_out(tmp_path, capfd, monkeypatch):
 def test_settings_of_the_zoo_fit_our_recipe():
     from polopt.launch.bench.ours import ZOO
     from polopt.launch.job import prepare
-    from polopt.launch.recipe import load
 
     job = prepare(load(find_recipe("cartpole-ppo"), ZOO), name="zoo")
     assert job.arithmetic()["optimizer_steps_per_batch"] == 20
