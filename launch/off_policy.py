@@ -302,14 +302,14 @@ def _exploration(
     from polopt.ext.torchrl.exploration import Rule
 
     section = tree["exploration"]
+    example = (
+        "{use: EpsilonGreedy, epsilon: 0.1}"
+        if algorithm.discrete
+        else "{use: GaussianNoise, sigma: 0.1}"
+    )
     if section is None:
         if algorithm.entropy is not None:
             return None
-        example = (
-            "{use: EpsilonGreedy, epsilon: 0.1}"
-            if algorithm.discrete
-            else "{use: GaussianNoise, sigma: 0.1}"
-        )
         raise RecipeError(
             f"the section 'exploration' is missing, {algorithm.loss} has no randomness of its own: "
             f"exploration: {example}"
@@ -322,9 +322,7 @@ def _exploration(
     tree["exploration"] = complete(section, names, "exploration")
     rule = build(tree["exploration"], names, "exploration")
     if not isinstance(rule, Rule):
-        raise RecipeError(
-            f"'exploration' must name a rule, for example {{use: EpsilonGreedy}}, got {rule!r}"
-        )
+        raise RecipeError(f"'exploration' must name a rule, for example {example}, got {rule!r}")
     if rule.discrete != algorithm.discrete:
         kind = "discrete" if rule.discrete else "continuous"
         raise RecipeError(

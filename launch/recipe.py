@@ -27,13 +27,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import is_dataclass
 from importlib.resources import files
 from pathlib import Path
-from types import GenericAlias
-from typing import Any, get_args, get_type_hints
-
-import pydantic
+from typing import Any, get_type_hints
 
 from polopt.launch import yaml12
 from polopt.launch.extras import explain
+from polopt.launch.values import convert
 
 __all__ = [
     "FORMAT",
@@ -194,7 +192,14 @@ def override(tree: dict[str, Any], item: str) -> None:
 def nearest(name: str, known: Collection[str]) -> str:
     """Return the end of a message about an unknown name: the nearest names, or all of them."""
     folded = {re.sub(r"[-_]", "", k).lower(): k for k in sorted(known)}
-    close = difflib.get_close_matches(re.sub(r"[-_]", "", str(name)).lower(), folded, n=1)
+    plain = re.sub(r"[-_]", "", str(name)).lower()
+    close = difflib.get_close_matches(plain, folded, n=1)
+    parts = set(re.split("[-_]", str(name).lower()))
+    longer = [k for k in known if parts < set(re.split("[-_]", str(k).lower()))]
+    if (
+        plain not in folded and len(parts) > 1 and len(longer) == 1
+    ):  # cartpole-sac is not cartpole-dqn
+        return f"did you mean {longer[0]!r}?"
     if close:
         return f"did you mean {folded[close[0]]!r}?"
     if not known:
@@ -222,6 +227,9 @@ def check_keys(section: object, known: Collection[str], path: str = "") -> None:
     for key in section:
         if key not in known:
             what = f"unknown key '{path}.{key}'" if path else f"unknown section {key!r}"
+            name, colon, value = str(key).partition(":")
+            if colon and section[key] is None:  # YAML reads {a:1} as a key alone
+                raise RecipeError(f"{what}, write a space after the colon: {name}: {value}")
             raise RecipeError(f"{what}, {nearest(key, known)}")
 
 
@@ -262,10 +270,13 @@ def call(target: Callable[..., Any], arguments: Mapping[str, Any], path: str = "
     """
     check_arguments(target, arguments, path)
     types = _signature(target)[1]
-    checked = {
-        name: _check(value, types.get(name, Any), f"{path}.{name}")
-        for name, value in arguments.items()
-    }
+    try:
+        checked = {
+            name: convert(value, types.get(name, Any), f"{path}.{name}")
+            for name, value in arguments.items()
+        }
+    except ValueError as error:
+        raise RecipeError(str(error)) from None
     try:
         return target(**checked)
     except RecipeError:
@@ -362,7 +373,6 @@ def complete(tree: object, namespace: Mapping[str, Callable[..., Any]], path: st
 
 
 _MANY = 30  # names that a message may list
-_ANY_TYPE = pydantic.ConfigDict(arbitrary_types_allowed=True)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -378,50 +388,6 @@ def _signature(target: Callable[..., Any]) -> tuple[Mapping[str, inspect.Paramet
     except (NameError, TypeError, AttributeError):  # hints for type checkers only
         types = {}
     return parameters, types
-
-
-def _check(value: Any, annotation: Any, path: str) -> Any:  # noqa: ANN401
-    if isinstance(value, bool) and not _takes_bool(annotation):  # pydantic reads true as 1
-        raise RecipeError(f"'{path}' must be {_type_name(annotation)}, got {value!r}")
-    try:
-        # The tuple is there because pydantic takes no config for a bare dataclass.
-        single: Any = GenericAlias(tuple, (annotation,))
-        adapter = pydantic.TypeAdapter(single, config=_ANY_TYPE)
-    except (pydantic.PydanticUserError, pydantic.PydanticUndefinedAnnotation, TypeError):
-        return value  # a type that pydantic cannot check: the call itself will
-    try:
-        return adapter.validate_python((value,))[0]
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        where = path
-        inside: Any = value
-        for key in first["loc"][1:]:  # it names alternatives of a union as well
-            if not _has(inside, key):
-                break
-            where, inside = f"{where}.{key}", inside[key]
-        message = first["msg"].removeprefix("Value error, ")
-        message = message[:1].lower() + message[1:]
-        if first["type"] == "missing" and isinstance(value, list):
-            message = "too few items"
-        if first["type"] != "value_error":  # a section's own message says it already
-            message += f", got {first['input']!r}"
-        raise RecipeError(f"'{where}': {message}") from None
-
-
-def _has(value: Any, key: int | str) -> bool:  # noqa: ANN401
-    if isinstance(value, list):
-        return key in range(len(value))
-    return isinstance(value, dict) and key in value
-
-
-def _takes_bool(annotation: Any) -> bool:  # noqa: ANN401
-    if annotation in (Any, object, bool):
-        return True
-    return any(a is True or a is False or _takes_bool(a) for a in get_args(annotation))
-
-
-def _type_name(annotation: Any) -> str:  # noqa: ANN401
-    return getattr(annotation, "__name__", None) or str(annotation).replace("typing.", "")
 
 
 def _writable(value: object) -> bool:

@@ -41,7 +41,12 @@ WRONG = [
     ("train fake.yaml collector.total_frames=0", "'collector.total_frames' must be positive"),
     ("train fake.yaml collector=5", "collector must be a mapping of settings, got 5"),
     ("train fake.yaml task.scale=-1", "task: scale must be positive, got -1.0"),
-    ("train fake.yaml task.scale=true", "'task.scale' must be float, got True"),
+    ("train fake.yaml task.scale=true", "'task.scale' must be a number, got True"),
+    ("train fake.yaml task.fault=true", "'task.fault' must be a text or null, got True"),
+    (
+        "train fake.yaml 'task={use: fake:task, scale:2}'",
+        "unknown key 'task.scale:2', write a space after the colon: scale: 2$",
+    ),
     ("train fake.yaml task.level=med", "'task.level': input should be 'easy' or 'hard', got 'med'"),
     ("train fake.yaml task=5", "'task' must be a mapping with the entry 'use', got 5"),
     ("train fake.yaml task=null", "'task' must be a mapping with the entry 'use', got None"),

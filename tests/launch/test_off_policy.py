@@ -95,6 +95,11 @@ def run(path, prepared, *, resume=False):
         (CARTPOLE, "evaluation.episodes=2000000", "episodes 2,000,000 is more than"),
         (PENDULUM, "algorithm={use: td3, smoothing_noise: -1.0}", "smoothing_noise must not be"),
         (PENDULUM, "algorithm={use: ddpg}", "'exploration' is missing, ddpg has no randomness"),
+        (CARTPOLE, "replay.prioritised=none", "'replay.prioritised' must be a mapping of settings "
+         "or null, got 'none': write null for none"),
+        (CARTPOLE, "replay.prioritised=5", "must be a mapping of settings or null, got 5$"),
+        (CARTPOLE, "update.max_grad_norm=none", "must be a number or null, got 'none': write null"),
+        (PENDULUM, "exploration.sigma=0.1", "{use: GaussianNoise, sigma: 0.1}, got {'sigma': 0.1"),
         (CARTPOLE, "update.epochs=3", "unknown key 'update.epochs'"),
         (CARTPOLE, "optimizer.lr=0", "lr must be positive, got 0"),
         (CARTPOLE, "launch={processes: 2}", "'launch.processes' must be 1"),

@@ -192,9 +192,9 @@ def test_calls_nest_and_convert():
         ({"use": "make"}, "'x.high' is missing, make needs it"),
         ({"use": "make", "hihg": 1}, "unknown key 'x.hihg', did you mean 'high'"),
         ({"use": "make", "high": "much"}, "'x.high': input should be a valid number.*got 'much'"),
-        ({"use": "make", "high": True}, "'x.high' must be float, got True"),
+        ({"use": "make", "high": True}, "'x.high' must be a number, got True"),
         ({"use": "make", "high": 1, "count": 1.5}, "'x.count': .*valid integer.*got 1.5"),
-        ({"use": "make", "high": 1, "count": True}, "'x.count' must be int, got True"),
+        ({"use": "make", "high": 1, "count": True}, "'x.count' must be a whole number, got True"),
         ({"use": "make", "high": 1, "mode": "c"}, "'x.mode': input should be 'a' or 'b', got 'c'"),
         ({"use": "make", "high": 1, "gate": {"use": "gate", "low": 2}}, "x.gate: low must be at"),
         ({"use": "make", "high": 1, "gate": {"use": "gate", "lo": 2}}, "unknown key 'x.gate.lo'"),
@@ -360,3 +360,9 @@ def test_a_recipe_that_ships_can_be_a_base(tmp_path):
 def test_bases_that_do_not_fit(tmp_path, base, message):
     with pytest.raises(RecipeError, match=message):
         read(tmp_path, f"{{base: {base}, seed: 1}}")
+
+
+def test_a_name_that_leaves_out_a_part_gets_the_one_that_has_it():
+    known = ("cartpole-ppo", "cartpole-dqn", "cartpole-discrete-sac", "pendulum-sac")
+    assert nearest("cartpole-sac", known) == "did you mean 'cartpole-discrete-sac'?"
+    assert nearest("cartpol-ppo", known) == "did you mean 'cartpole-ppo'?"
