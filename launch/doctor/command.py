@@ -23,6 +23,9 @@ examples:
 Read are polopt's run folders, trainer_state.json, TensorBoard files, progress.csv, JSON lines and
 console output, plain or as .gz. Nothing that they hold is executed or unpickled.
 
+"guide" as a source is a tuning guide for PPO, GRPO, DAPO and verl (in Chinese); what of it does not
+hold is in README, "Where the tuning guide is wrong".
+
 exit status: 0 nothing found, 1 findings, 2 input that is not understood
 """
 
@@ -43,10 +46,11 @@ def doctor(args: argparse.Namespace, signals: object) -> Result:
     Raises:
         RecipeError: If nothing was named, or a recipe is wrong.
     """
-    from polopt.launch.recipe import RecipeError
+    from polopt.launch.recipe import RecipeError, nearest
     from polopt.launch.train import recipe_names
 
     words: list[str] = args.arguments
+    names = recipe_names()
     if not all(words) or not words:
         raise RecipeError("name a run, a log or a recipe: polopt doctor PATH")
     first = words[0]
@@ -54,8 +58,15 @@ def doctor(args: argparse.Namespace, signals: object) -> Result:
     if "=" in first and not file and not folder:
         raise RecipeError(f"{first!r} is a setting, name the recipe first: polopt doctor RECIPE")
     is_recipe = Path(first).suffix in (".yaml", ".yml") and not folder
-    if is_recipe or (first in recipe_names() and not file and not folder):
+    if is_recipe or (first in names and not file and not folder):
         return _recipe(first, words[1:])
+    if not file and not folder and len(Path(first).parts) == 1 and not Path(first).suffix:
+        raise RecipeError(f"there is no run, log or recipe {first!r}, {nearest(first, names)}")
+    for word in words[1:]:
+        if "=" in word and not any(_is_there(word)):
+            raise RecipeError(
+                f"{word!r} is a setting, and {first} is no recipe: settings go with one"
+            )
     return _runs(words)
 
 

@@ -8,7 +8,6 @@ from itertools import pairwise
 
 from polopt.launch.doctor.examine import Evidence, examine
 from polopt.launch.doctor.log import Log, Series
-from polopt.launch.doctor.names import parameter
 from polopt.launch.doctor.rules import CONFIDENCE, Rule, rules
 
 __all__ = ["Finding", "diagnose", "preflight"]
@@ -92,7 +91,7 @@ def _try(log: Log, tried: Iterable[Rule]) -> list[Finding]:
 def _named(text: str, log: Log) -> str:
     """Put the framework's names for the settings into a remedy."""
     text = " ".join(text.split())
-    return re.sub(r"\{(\w+)\}", lambda m: parameter(m[1], log.framework, log.kind), text)
+    return re.sub(r"\{(\w+)\}", lambda m: log.parameter(m[1]), text)
 
 
 def _fold(findings: list[Finding], tried: Iterable[Rule]) -> list[Finding]:

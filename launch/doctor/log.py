@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from polopt.launch.doctor.names import meaning, parameter
+
 __all__ = ["LIMIT", "Log", "Mention", "Series"]
 
 LIMIT = 4096
@@ -154,6 +156,32 @@ class Log:
         """Return the first and the last step of any metric; zeros without metrics."""
         ends = [(s.points[0][0], s.points[-1][0]) for s in self.columns.values() if s.points]
         return (min(e[0] for e in ends), max(e[1] for e in ends)) if ends else (0.0, 0.0)
+
+    @property
+    def replays(self) -> bool:
+        """Whether the run learns from replayed transitions."""
+        return "replay_time" in self.columns or "buffer_size" in self.settings
+
+    def lacks(self, setting: str) -> bool:
+        """Whether a configuration of ours cannot have a setting.
+
+        It is resolved: of a control run all of it, of a language model's run task and algorithm.
+        """
+        if self.framework != "polopt" or not self.settings or setting in self.settings:
+            return False
+        name = parameter(setting, self.framework, self.kind)
+        return self.kind == "control" or name.startswith(("algorithm.", "task."))
+
+    def parameter(self, setting: str) -> str:
+        """Return what advice calls a setting: as the run's configuration does, else the framework.
+
+        A setting that the run cannot have goes by words.
+        """
+        if setting in self.paths:
+            return self.paths[setting]
+        if self.lacks(setting):
+            return meaning(setting)
+        return parameter(setting, self.framework, self.kind, replay=self.replays)
 
     def numbers(self) -> Iterator[tuple[str, Series]]:
         """Yield the metrics that have values."""

@@ -84,11 +84,19 @@ def meaning(metric: str) -> str:
     return metric
 
 
-def parameter(setting: str, framework: str, kind: str) -> str:
-    """Return what a framework calls a setting; in words where it has none."""
+def parameter(setting: str, framework: str, kind: str, *, replay: bool = False) -> str:
+    """Return what a framework calls a setting; in words where it has none.
+
+    Args:
+        setting: One of the table.
+        framework: Whose name is asked for.
+        kind: Of the run, `control` or `llm`.
+        replay: Whether it learns from replayed transitions: of several names that of the replay.
+    """
     for row in table("settings"):
         if row["setting"] == setting:
             names = row.get(_column(framework, kind), "").split()
+            names.sort(key=lambda name: name.startswith("replay.") is not replay)
             return names[0] if names else row["meaning"]
     raise KeyError(setting)
 

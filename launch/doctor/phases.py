@@ -5,9 +5,9 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from polopt.launch.doctor.log import Log, Series
-from polopt.launch.doctor.names import parameter
 from polopt.launch.doctor.predicates import show
 
 __all__ = ["PHASES", "Bottleneck", "bottleneck", "phase_seconds", "questions", "spoken"]
@@ -121,11 +121,12 @@ def bottleneck(log: Log, seconds: Mapping[str, float] | None = None) -> Bottlene
 
 def _knob(phase: str, log: Log) -> str:
     text = _LLM.get(phase) if log.kind == "llm" else _CONTROL.get(phase)
-    if "replay_time" in log.columns:
+    if log.replays:
         text = _OFF_POLICY.get(phase, text)
     text = text or _CONTROL.get(phase) or _LLM[phase]
-    names = {s: parameter(s, log.framework, log.kind) for s in _SETTINGS}
-    return text.format(**names)
+    if phase == "replay_time" and log.settings.get("prioritised") and not find_spec("numba"):
+        text += _COMPILED
+    return text.format(**{s: log.parameter(s) for s in _SETTINGS})
 
 
 def questions(log: Log, found: Sequence[str]) -> dict[str, str]:
@@ -159,7 +160,10 @@ def questions(log: Log, found: Sequence[str]) -> dict[str, str]:
         answers["accelerator idle"] = f"{'yes' if share < _IDLE else 'no'}, it works {share:.0%}"
     elif 0.0 < total < math.inf and (away := [phase for phase in seconds if phase in _AWAY]):
         parts = [f"{spoken(p, log.kind, seconds)} {seconds[p] / total:.0%}" for p in away]
-        answers["accelerator idle"] = f"not sampled; one would wait for {', '.join(parts)}"
+        share = sum(seconds[p] for p in away) / total
+        answers["accelerator idle"] = (
+            f"use of one was not logged; {share:.0%} of the time needs none: {', '.join(parts)}"
+        )
     return answers
 
 
@@ -184,6 +188,10 @@ _CONTROL = {
     "backward_time": "Fewer passes ({epochs}), or a larger {minibatch}: small ones are overhead.",
     "optimizer_time": "Fewer optimizer steps: a larger {minibatch}, or fewer {epochs}.",
 }
+_COMPILED = (
+    " numba compiles the tree of priorities, and is not installed here: "
+    "`pip install 'polopt[replay]'`."
+)
 _OFF_POLICY: Mapping[str, str] = dict.fromkeys(
     ("loss_time", "backward_time", "optimizer_time"),
     "Fewer gradient steps for what is collected ({update_ratio}), as long as it learns as well.",

@@ -106,7 +106,9 @@ def test_three_questions():
     assert questions(log, ["reward-constant"]) == {
         "NaN": "yes, loss from step 2 on",
         "reward flat": "yes (reward-constant), 1 at the beginning, 1 at the end",
-        "accelerator idle": "not sampled; one would wait for environment 50%",
+        "accelerator idle": (
+            "use of one was not logged; 50% of the time needs none: environment 50%"
+        ),
     }
     assert questions(log_of(), []) == {}
 
