@@ -195,10 +195,9 @@ def nearest(name: str, known: Collection[str]) -> str:
     plain = re.sub(r"[-_]", "", str(name)).lower()
     close = difflib.get_close_matches(plain, folded, n=1)
     parts = set(re.split("[-_]", str(name).lower()))
+    # cartpole-sac leaves out a part, and is not cartpole-dqn.
     longer = [k for k in known if parts < set(re.split("[-_]", str(k).lower()))]
-    if (
-        plain not in folded and len(parts) > 1 and len(longer) == 1
-    ):  # cartpole-sac is not cartpole-dqn
+    if plain not in folded and len(parts) > 1 and len(longer) == 1:
         return f"did you mean {longer[0]!r}?"
     if close:
         return f"did you mean {folded[close[0]]!r}?"

@@ -2,7 +2,8 @@
 
     runs/cartpole-ppo-20260131-120000/
       config.yaml         the resolved recipe; `polopt train` takes it
-      environment.json    versions, machine, command line, git revision, for each start
+      environment.json    versions, machine, command line, git revision, for each start, and what
+                          was changed in the recipe since the one before
       metrics.jsonl       one JSON object a line: format, step, time, cpu, and the metrics
       events.out.tfevents…  the same for TensorBoard
       checkpoints/step-N/ safetensors and JSON (text tasks: TRL's own checkpoint-N)
@@ -73,7 +74,9 @@ class Run:
 
     Args:
         path: The folder, which exists.
-        tree: The resolved recipe; None continues the run that is there.
+        tree: The resolved recipe; None continues the run that is there as it is.
+        changed: What differs in `tree` from the recipe of the run that is there, by dotted path;
+            that run is continued then, and its config.yaml is what it trains with from now on.
         main: Whether this process writes.
         signals: Where requests to end arrive.
 
@@ -91,6 +94,7 @@ class Run:
         path: Path,
         tree: Mapping[str, Any] | None = None,
         *,
+        changed: Mapping[str, Any] | None = None,
         main: bool = True,
         signals: Signals | None = None,
     ) -> None:
@@ -99,7 +103,7 @@ class Run:
         self.watch: Watch | None = None
         self._main = main
         self._signals = signals or Signals()
-        self._resumed = tree is None
+        self._resumed = tree is None or bool(changed)
         self._line = _Line()
         self._usage = Usage()
         self._start = time.monotonic(), 0.0
@@ -111,12 +115,14 @@ class Run:
         except OSError as error:
             raise ValueError(f"another process is writing to the run {path}") from error
         sessions = []
-        if tree is None:
+        session = describe() | ({"changed": dict(changed)} if changed else {})
+        if self._resumed:
             sessions = read_json(path / "environment.json")["sessions"]
             self._go_on()
-        else:
+            (path / "summary.json").unlink(missing_ok=True)  # it runs again
+        write_json(path / "environment.json", {"sessions": [*sessions, session]})
+        if tree is not None:
             write_text(path / "config.yaml", _config(tree))
-        write_json(path / "environment.json", {"sessions": [*sessions, describe()]})
         self._metrics = (path / "metrics.jsonl").open("a", encoding="utf-8")
         self._events: EventWriter | None = None if self._resumed else EventWriter(path)
 
@@ -265,6 +271,8 @@ class Run:
         `latest` does it; for loops that have checkpoints of their own.
         """
         if self._main and self._resumed and self._events is None:
+            if step < 0:
+                self._line.say(f"polopt: {self.path} has no checkpoint yet, it starts over")
             self._append({"step": max(step, 0), "resumed_from": step}, {})
             self._events = EventWriter(self.path, purge=max(step + 1, 0))
 

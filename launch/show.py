@@ -11,7 +11,8 @@ from polopt.launch.job import algorithm_names, loss_names, prepare
 from polopt.launch.recipe import RecipeError, build, call, load, nearest, override, resolve
 from polopt.launch.result import Result
 from polopt.launch.signals import Signals
-from polopt.launch.train import find_recipe, flatten, is_file, recipe_names
+from polopt.launch.train import find_recipe, is_file, recipe_names
+from polopt.launch.values import flatten
 
 __all__ = ["list_all", "show"]
 

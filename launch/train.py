@@ -19,25 +19,14 @@ from polopt.launch.files import read_json, write_json
 from polopt.launch.job import Job, attendance, prepare, processes
 from polopt.launch.peers import PeersError, kept, leave_group, newest
 from polopt.launch.recipe import RecipeError, dump, load, nearest, override, shipped
-from polopt.launch.record import read_run
+from polopt.launch.record import Record, read_run
 from polopt.launch.result import SPAWNED, Result, rank
+from polopt.launch.resume import changes, finished
 from polopt.launch.run import Run, cpu_seconds, new_folder
 from polopt.launch.signals import HANDLED, Signals, Terminated, ignored
 from polopt.launch.start import Hosts, await_master, hosts_of, launcher, lines, server_line
 
-__all__ = ["find_recipe", "flatten", "is_file", "recipe_names", "train"]
-
-LENGTH = ("collector.total_frames", "trainer.max_steps", "evaluation.stop_at")
-"""What may differ when a run is resumed: how long it goes on."""
-
-_PLACE = (
-    *(f"vllm.{key}" for key in ("host", "port", "trainer_host")),
-    *(f"vllm.{key}" for key in ("start_seconds", "transfer_seconds")),
-    *(f"trainer.vllm_{key}" for key in ("server_base_url", "server_host", "server_port")),
-    *(f"trainer.vllm_{key}" for key in ("server_timeout", "group_port")),
-    "trainer.ddp_timeout",
-)
-"""What may differ as well, since it changes no result: where servers are, and how long to wait."""
+__all__ = ["find_recipe", "is_file", "recipe_names", "train"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
@@ -81,27 +70,26 @@ def train(args: argparse.Namespace, signals: Signals) -> Result:
     name, overrides = _words(args)
     hosts, more = hosts_of(args, overrides)
     resume = None if args.resume is None else Path(args.resume)
-    tree, kept = _read(name, [*overrides, *more], resume)
+    tree, record = _read(name, [*overrides, *more], resume)
     if not args.dry_run:
         _writable(resume or Path(args.runs))
     _check_world(processes(tree), hosts)
     job = prepare(tree, name=Path(name or "run").stem)
-    if kept is not None:
-        _same(job.tree, kept, resume)
+    changed = {} if record is None else changes(job.tree, record.config, record.path)
     if SPAWNED not in os.environ and rank() == 0:
         for line in check_recipe(job.tree, overrides):
             print(f"polopt: check: {line}", file=sys.stderr)
     if args.dry_run:
         return _plan(args, job, hosts, more)
-    if kept and resume and (result := _finished(job.tree, kept, resume)):
-        return result
+    if record and (text := finished(job.tree, record.summary or {}, changed, record.path)):
+        return _finished(text, record)
     if (check := getattr(job, "check_here", None)) is not None:
         check()
     if job.processes > 1 and "WORLD_SIZE" not in os.environ:
         return _spawn(
             [*launcher(job, hosts), "-m", *_command(args, more)], job, hosts, args, resume
         )
-    run = _open(job, resume, Path(args.runs), signals)
+    run = _open(job, resume, changed, Path(args.runs), signals)
     try:
         return _execute(job, run, signals)
     finally:
@@ -120,59 +108,29 @@ def _words(args: argparse.Namespace) -> tuple[str | None, list[str]]:
 
 def _read(
     name: str | None, overrides: Sequence[str], resume: Path | None
-) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Return the recipe to run, and for a resumed run the one it was started with."""
+) -> tuple[dict[str, Any], Record | None]:
+    """Return the recipe to run, and for a resumed run what its folder holds."""
     for word in overrides:
         if "=" not in word:
             raise RecipeError(f"{word!r} is not of the form key=value; one recipe at a time")
     if resume is None:
         return load(find_recipe(str(name)), overrides), None
     try:
-        kept = read_run(resume).config
+        record = read_run(resume)
     except (ValueError, OSError) as error:
         raise RecipeError(str(error)) from error
     if name is not None:
-        return {**load(find_recipe(name), overrides), "name": kept.get("name")}, kept
+        return {**load(find_recipe(name), overrides), "name": record.config.get("name")}, record
     tree = load(resume / "config.yaml")
     for word in overrides:
         override(tree, word)
-    return tree, kept
+    return tree, record
 
 
-def _same(tree: Mapping[str, Any], kept: Mapping[str, Any], resume: Path | None) -> None:
-    now, then = flatten(tree), flatten(kept)
-    for key in {**then, **now}:
-        if key not in (*LENGTH, *_PLACE) and now.get(key) != then.get(key):
-            raise RecipeError(
-                f"{resume} was started with {key}={then.get(key)}, not {now.get(key)}: a resumed "
-                f"run may change {', '.join(LENGTH)}, where servers are and how long to wait; "
-                "start a new run for the rest"
-            )
-
-
-def _finished(tree: Mapping[str, Any], kept: Mapping[str, Any], resume: Path) -> Result | None:
+def _finished(text: str, record: Record) -> Result:
     """Answer for a run that has nothing left to do: it changes nothing."""
-    summary = {k: v for k, v in (read_run(resume).summary or {}).items() if k != "format"}
-    now, then = flatten(tree), flatten(kept)
-    longer = any(now.get(key) != then.get(key) for key in LENGTH)
-    if summary.get("status") != "completed" or longer:
-        return None
-    mend = " or ".join(key for key in LENGTH if key in now)
-    text = _text(summary).partition("\n")
-    first = f"finished already: {resume}; give another {mend} to go on"
-    return Result(content=summary, text="\n".join((first, text[2])))
-
-
-def flatten(tree: Any, path: str = "") -> dict[str, Any]:  # noqa: ANN401
-    """Return the leaves of a tree by dotted path, as overrides name them."""
-    items: Any = ()
-    if isinstance(tree, Mapping):
-        items = tree.items()
-    elif isinstance(tree, list | tuple):
-        items = enumerate(tree)
-    if not items:
-        return {path: tree} if path else {}
-    return {p: v for k, sub in items for p, v in flatten(sub, f"{path}.{k}".lstrip(".")).items()}
+    summary = {k: v for k, v in (record.summary or {}).items() if k != "format"}
+    return Result(content=summary, text="\n".join((text, *_text(summary).splitlines()[1:])))
 
 
 def _writable(folder: Path) -> None:
@@ -290,7 +248,9 @@ def _make(root: Path, name: str) -> Path:
         raise RecipeError(f"{error}; use --runs DIR") from error
 
 
-def _open(job: Job, resume: Path | None, root: Path, signals: Signals) -> Run:
+def _open(
+    job: Job, resume: Path | None, changed: Mapping[str, Any], root: Path, signals: Signals
+) -> Run:
     main = rank() == 0
     given = os.environ.get(_FOLDER)
     if resume is not None:
@@ -300,7 +260,8 @@ def _open(job: Job, resume: Path | None, root: Path, signals: Signals) -> Run:
     else:
         path = _shared(root, job.name, given, main)
     try:
-        return Run(path, None if resume else job.tree, main=main, signals=signals)
+        tree = job.tree if changed or resume is None else None
+        return Run(path, tree, changed=changed, main=main, signals=signals)
     except (ValueError, OSError) as error:
         raise RecipeError(f"cannot write to the run folder {path}: {error}") from error
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import pydantic
 
-__all__ = ["convert"]
+__all__ = ["convert", "flatten"]
 
 _ANY_TYPE = pydantic.ConfigDict(arbitrary_types_allowed=True)
 _KINDS = {
@@ -44,6 +44,18 @@ def convert(value: Any, annotation: Any, path: str) -> Any:  # noqa: ANN401
                 f"'{path}' must be {_kind(annotation)}, got {value!r}: write null for none"
             ) from None
         raise ValueError(_told(error, value, annotation, path)) from None
+
+
+def flatten(tree: Any, path: str = "") -> dict[str, Any]:  # noqa: ANN401
+    """Return the leaves of a tree by dotted path, as overrides name them."""
+    items: Any = ()
+    if isinstance(tree, Mapping):
+        items = tree.items()
+    elif isinstance(tree, list | tuple):
+        items = enumerate(tree)
+    if not items:
+        return {path: tree} if path else {}
+    return {p: v for k, sub in items for p, v in flatten(sub, f"{path}.{k}".lstrip(".")).items()}
 
 
 def _told(error: pydantic.ValidationError, value: Any, annotation: Any, path: str) -> str:  # noqa: ANN401

@@ -15,7 +15,7 @@ from polopt.launch.environment import versions
 from polopt.launch.llm import LlmJob
 from polopt.launch.recipe import RecipeError
 from polopt.launch.start import config_file
-from polopt.launch.train import flatten
+from polopt.launch.values import flatten
 
 __all__ = ["check_folder", "meet", "obtained"]
 

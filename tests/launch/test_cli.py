@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import polopt
-from polopt.launch import train
 from polopt.launch.cli import main
 from polopt.launch.recipe import RecipeError
 from polopt.launch.record import read_run
+from polopt.launch.resume import changes
 from polopt.launch.train import recipe_names
 
 HERE = Path(__file__).parent
@@ -335,9 +335,11 @@ def test_where_servers_are_may_change_when_a_run_is_resumed():
         "trainer": {"vllm_server_base_url": "http://10.0.0.2:2", "ddp_timeout": 60},
         "vllm": {"port": 2, "transfer_seconds": 5.0},
     }
-    train._same(now, then, Path("run"))
+    assert set(changes(now, then, Path("run"))) == {
+        "trainer.vllm_server_base_url", "trainer.ddp_timeout", "vllm.port", "vllm.transfer_seconds"
+    }  # fmt: skip
     with pytest.raises(RecipeError, match=r"was started with vllm\.dtype=auto, not half: "):
-        train._same({"vllm": {"dtype": "half"}}, {"vllm": {"dtype": "auto"}}, Path("run"))
+        changes({"vllm": {"dtype": "half"}}, {"vllm": {"dtype": "auto"}}, Path("run"))
 
 
 @needs_safetensors
