@@ -87,10 +87,20 @@ def text(*, reward: str = "", train_size: int = 80, evaluation_size: int = 16) -
 
 
 def scorer(kind: str, right: Any) -> Any:
-    """Return a reward function: `right`, or one with a fault."""
+    """Return a reward function: `right`, or one with a fault.
+
+    `slow 2` takes twice as long as the rest of the step, which began when it was last called.
+    """
+    waits = float(kind.removeprefix("slow ")) if kind.startswith("slow ") else 0.0
+    ended = None
 
     def score(completions: Sequence[Any], **columns: Any) -> list[Any]:
+        nonlocal ended
         good = right(completions=completions, **columns)
+        if waits:
+            if ended is not None:
+                time.sleep(min(waits * (time.perf_counter() - ended), 2.0))  # no pauses of others
+            ended = time.perf_counter()
         if kind == "zero":
             return [0.0] * len(good)
         if kind == "one":

@@ -127,6 +127,14 @@ def test_logs_of_language_models(rule):
     assert diagnose(log("llm", LLM[rule]))[0].id == rule
 
 
+def test_a_reward_that_pays_for_length_is_hacked():
+    growing = {"length": line(100, 400), "truncated_share": line(0.0, 0.9), "reward": RISING}
+    assert diagnose(log("llm", growing))[0].id == "hacked"
+    for without in growing:
+        rest = {name: values for name, values in growing.items() if name != without}
+        assert "hacked" not in [f.id for f in diagnose(log("llm", rest))]
+
+
 @pytest.mark.parametrize("rule", CONTROL)
 def test_logs_of_control(rule):
     columns, settings = CONTROL[rule]
@@ -178,6 +186,13 @@ def test_what_looks_like_a_fault_and_is_none(columns, settings):
     assert diagnose(log("control", columns, settings, framework="polopt")) == []
 
 
+def test_a_loss_that_is_no_divergence_is_not_its_coefficient():
+    """As TRL logs at a low learning rate: the loss is small, the divergence next to nothing."""
+    columns = {"loss": flat(0.05), "kl_ref": flat(1e-7), "reward": STILL}
+    found = [diagnose(log("llm", {**columns, "kl_ref": flat(kl)})) for kl in (1e-7, 1e-4, 5e-3)]
+    assert ["kl-coef-high" in [f.id for f in x] for x in found] == [False, False, True]
+
+
 def test_a_clip_of_a_mean_over_tokens_acts_on_most_answers():
     columns = {"clip_fraction": [0.0, 0.8] * (N // 2), "kl_update": flat(0.0005), "reward": RISING}
     found = [diagnose(log("llm", columns, {"clip": c, "epochs": 2})) for c in (3e-4, 0.2)]
@@ -203,6 +218,8 @@ def test_every_rule_has_a_test():
         ("global_seqlen/balanced_max", "verl", "rank_tokens_max", 1.0),
         ("val-core/gsm8k/acc/mean@1", "verl", "eval_reward", 1.0),
         ("train/reward", "trl", "reward", 1.0),
+        ("step_time", "polopt", "step_time", 1.0),
+        ("timing_s/step", "verl", "step_time", 1.0),
     ],
 )
 def test_names_that_stand_for_a_metric(logged, framework, metric, factor):
