@@ -99,6 +99,7 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     os.environ.setdefault("POLOPT_CACHE", str(args.out.resolve() / "cache"))
+    args.out.mkdir(parents=True, exist_ok=True)
     for half in args.half:
         for case in cases(half):
             folder = args.out / half / case.name
