@@ -78,7 +78,7 @@ def line_chart(
     size: tuple[int, int],
     x: str = "",
     logarithmic: bool = False,
-    reference: tuple[float, str] | None = None,
+    reference: float | None = None,
     tooltips: bool = False,
 ) -> Markup:
     """Draw curves over one axis.
@@ -89,7 +89,7 @@ def line_chart(
         size: Width and height in CSS pixels before scaling.
         x: Names the horizontal axis.
         logarithmic: Whether the vertical axis is; all values are positive then.
-        reference: A height to mark, and its name.
+        reference: A height to mark with a dotted line; a name in the chart would lie on curves.
         tooltips: Whether the points of the means tell their numbers.
     """
     width, height = size
@@ -99,7 +99,7 @@ def line_chart(
     if logarithmic:
         heights = [v for v in heights if v > 0]
     if reference is not None:
-        heights.append(reference[0])
+        heights.append(reference)
     scale = math.log10 if logarithmic else float
     low, high = _room([scale(v) for v in heights])
     left, right = min(_held(p[0]) for p in points), max(_held(p[0]) for p in points)
@@ -135,10 +135,8 @@ def line_chart(
     if x:
         parts.append(_text(margin + inner / 2, height - 4, x, "middle", "name"))
     if reference is not None:
-        place = up(reference[0])
+        place = up(reference)
         parts.append(f'<path class="bar" d="M{margin:.1f} {place:.1f}h{inner:.1f}"/>')
-        below = place + (14 if place < top + 16 else -5)
-        parts.append(_text(width - edge, below, reference[1], "end", "name"))
     for line in lines:
         parts += _draw(line, across, up, tooltips)
     return Markup("".join([*parts, "</svg>"]))

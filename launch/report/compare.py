@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from polopt.launch.doctor.log import Series
 from polopt.launch.report.charts import Line
-from polopt.launch.report.gather import ASIDE, ReportRun
+from polopt.launch.report.gather import ReportRun, aside
 
 __all__ = ["Group", "Section", "curve", "sections", "spread"]
 
@@ -74,11 +74,11 @@ def _section(key: tuple[str, str, str], runs: list[ReportRun], colours: int) -> 
         by_key.setdefault(run.key, []).append(run)
     members = list(by_key.values())
     configs = [m[0].config for m in members]
-    paths = list(dict.fromkeys(p for c in configs for p in c if p not in ASIDE))
+    paths = list(dict.fromkeys(p for c in configs for p in c if not aside(p)))
     values = {p: [c.get(p, "—") for c in configs] for p in paths}
     differing = [(p, v) for p, v in values.items() if len(set(v)) > 1]
     common = [(p, v[0]) for p, v in values.items() if len(set(v)) == 1]
-    labels = _labels(members, differing)
+    labels = _labels([m[0].name for m in members], configs, differing)
     groups = [
         Group(label=label, style=_style(i, colours), runs=mine)
         for i, (label, mine) in enumerate(zip(labels, members, strict=True))
@@ -95,21 +95,69 @@ def _section(key: tuple[str, str, str], runs: list[ReportRun], colours: int) -> 
     return Section(title=title, kind=kind, groups=groups, differing=differing, common=common)
 
 
-def _labels(members: list[list[ReportRun]], differing: list[tuple[str, list[str]]]) -> list[str]:
+def _labels(
+    names: list[str], configs: list[dict[str, str]], differing: list[tuple[str, list[str]]]
+) -> list[str]:
     """Return names that tell groups apart: the recipe, then what differs."""
-    names = [m[0].name for m in members]
-    labels = []
-    for i, name in enumerate(names):
-        label = name
-        if names.count(name) > 1:
-            # Only settings that tell this group from others of its name.
-            own = [j for j, other in enumerate(names) if other == name]
-            parts = [f"{p.split('.')[-1]} {v[i]}" for p, v in differing
-                     if len({v[j] for j in own}) > 1]  # fmt: skip
-            label = f"{name} · " + ", ".join(parts[:3]) if parts else name
-            label += f" +{len(parts) - 3}" if len(parts) > 3 else ""
-        labels.append(label if len(label) < 90 else f"{label[:88]}…")
+    paths = {path for config in configs for path in config}
+    labels = [*names]
+    for name in dict.fromkeys(names):
+        # Only settings that tell this group from others of its name.
+        own = [i for i, other in enumerate(names) if other == name]
+        mine = [configs[i] for i in own]
+        told = [p for p, values in differing if len({values[i] for i in own}) > 1]
+        wheres = list(dict.fromkeys(w for p in told for w in _wheres(p, mine)))
+        parts = [[_told(where, config, paths) for where in wheres] for config in mine]
+        # As few as tell them apart, but not fewer than three.
+        most = next(
+            (n for n in range(3, len(wheres)) if len({tuple(p[:n]) for p in parts}) == len(own)),
+            len(wheres),
+        )
+        for i, words in zip(own, parts, strict=True):
+            shown = [word for word in words[:most] if word]
+            rest = sum(map(bool, words[most:]))
+            if shown:
+                labels[i] = f"{name} · {', '.join(shown)}" + (f" +{rest}" if rest else "")
     return [f"{n} ({i})" if labels.count(n) > 1 else n for i, n in enumerate(labels, 1)]
+
+
+def _wheres(path: str, configs: list[dict[str, str]]) -> list[str]:
+    """Return the outermost section around a setting that not all have, and the setting.
+
+    Without the setting where all that have the section have it alike, or the section tells it.
+    """
+    words = path.split(".")
+    sections = [".".join(words[:n]) for n in range(1, len(words))]
+    where = next((s for s in sections if not all(_inside(s, c) for c in configs)), path)
+    alike = len({c.get(path) for c in configs if _inside(where, c)}) < 2
+    return [where] if alike or path == f"{where}.use" else [where, path]
+
+
+def _inside(section: str, config: dict[str, str]) -> bool:
+    return any(path.startswith(section + ".") for path in config)
+
+
+def _told(path: str, config: dict[str, str], paths: set[str]) -> str:
+    """Return what is said of a setting or section; nothing of a setting that is not there."""
+    if _inside(path, config):
+        used = config.get(f"{path}.use")
+        return f"{path} {used}" if used else path
+    value = config.get(path, "null")
+    if value == "null" and any(p.startswith(path + ".") for p in paths):
+        return f"no {path}"
+    return f"{_short(path, paths)} {value}" if path in config else ""
+
+
+def _short(path: str, paths: set[str]) -> str:
+    """Return the end of a path that no other setting has; of a deep one all but its first word."""
+    words = path.split(".")
+    count = max(1, len(words) - 1)
+    while count < len(words):
+        end = "." + ".".join(words[-count:])
+        if sum(f".{p}".endswith(end) for p in paths) == 1:
+            break
+        count += 1
+    return ".".join(words[-count:])
 
 
 def _style(index: int, colours: int) -> str:

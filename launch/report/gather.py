@@ -15,10 +15,18 @@ from polopt.launch.files import read_json
 from polopt.launch.recipe import load
 from polopt.launch.report.samples import Sample, read_samples, read_tables
 
-__all__ = ["ASIDE", "ReportRun", "gather"]
+__all__ = ["ReportRun", "aside", "gather"]
 
-ASIDE = ("seed", "name", "format", "project")
-"""Settings that may differ between the seeds of a configuration."""
+_ASIDE = re.compile(
+    r"seed|name|format|project|(checkpoints|doctor)(\..*)?"
+    r"|trainer\.(save_|logging_|report_to|output_dir|vllm_server_).*"
+)
+
+
+def aside(path: str) -> bool:
+    """Whether a setting may differ between the seeds of a configuration: it changes no result."""
+    return _ASIDE.fullmatch(path) is not None
+
 
 _SEED = re.compile(r"(?i)\bseed[-_=]?(\d+)")
 
@@ -154,7 +162,7 @@ def _of_folder(log: Log, folder: Path) -> ReportRun:
         machine=_machine(_part(sessions[-1])) if isinstance(sessions, list) and sessions else "",
         findings=diagnose(log),
         samples=read_samples(folder),
-        key=("polopt", tuple((k, v) for k, v in config.items() if k not in ASIDE)),
+        key=("polopt", tuple((k, v) for k, v in config.items() if not aside(k))),
     )
 
 

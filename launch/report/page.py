@@ -161,12 +161,16 @@ def _figure(
     title = _TITLES.get((metric, section.kind)) or meaning(metric)
     title = title[:1].upper() + title[1:]
     steps = "frames" if _ours(section) and section.kind == "control" else "steps"
+    bar = _bar(section) if metric == "eval_reward" else None
     name = " · ".join(names) + (", logarithmic" if logarithmic else "")
+    name += ", GiB" * (metric.startswith("memory_") and _ours(section))
+    name += ", after refilling" * (metric == "reward" and _refills(runs))
+    name += f" · dotted: {bar[1]}" if bar else ""
 
     def draw(size: tuple[int, int], x: str = "") -> Markup:
         return line_chart(
             lines, label=f"{title} over {steps}, {len(lines)} curves", size=size, x=x,
-            logarithmic=logarithmic, reference=_bar(section) if metric == "eval_reward" else None,
+            logarithmic=logarithmic, reference=bar[0] if bar else None,
             tooltips=main,
         )  # fmt: skip
 
@@ -184,6 +188,11 @@ def _figure(
 
 def _ours(section: Section) -> bool:
     return section.groups[0].runs[0].log.framework == "polopt"
+
+
+def _refills(runs: Sequence[ReportRun]) -> bool:
+    """Whether what is trained on was filled up: its reward is not that of all answers."""
+    return any(run.log.kind == "llm" and run.log.settings.get("refill") for run in runs)
 
 
 def _bar(section: Section) -> tuple[float, str] | None:
@@ -275,7 +284,7 @@ def _cards(section: Section, runs: Sequence[ReportRun]) -> list[dict[str, str]]:
         note = best.label if many else f"mean over {count} {best.unit}" if count > 1 else ""
         if "before training" in mine and first == "accuracy, sampled" and not many:
             note = f"from {number(mine['before training'][0])}" + (f", {note}" if note else "")
-        card(f"best: {first}" if many else first, **cell, note=clean(note, 60))
+        card(f"best: {first}" if many else first, **cell, note=clean(note, 120))
     if not many:
         seen = {first, "solved", "before training", "training reward"}
         for name in (n for n in mine if n not in seen):

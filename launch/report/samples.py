@@ -45,9 +45,9 @@ class Sample:
 
 def clean(text: str, most: int = _SHOWN) -> str:
     """Return a text that a page can hold: shortened, without control characters."""
-    rest = len(text) - most
-    if rest > 0:
-        text = f"{text[:most]} … ({rest} more characters)"
+    note = f" … ({len(text) - most} more characters)"
+    if len(text) > most + len(note):
+        text = f"{text[:most]}{note}"
     return _CONTROL.sub("\ufffd", text.replace("\r\n", "\n"))
 
 

@@ -88,6 +88,51 @@ def test_seeds_are_put_together_and_configurations_compared(tmp_path, capsys):
     assert "optimizer.lr 0.001 0.0001" in page.text  # what differs
 
 
+def test_labels_tell_what_differs_and_bookkeeping_does_not_split(tmp_path):
+    ours = {
+        "no": "replay: {prioritised: null}\ncheckpoints: {every: 10}\n",
+        "too": "replay: {prioritised: null}\ncheckpoints: {every: 20}\n",
+        "six": "replay: {prioritised: {alpha: 0.6, beta: 0.4, eps: 0.001}}\n",
+        "seven": "replay: {prioritised: {alpha: 0.7, beta: 0.4, eps: 0.001}}\n",
+    }
+    for seed, (name, text) in enumerate(ours.items()):
+        with (write_run(tmp_path / name, seed=seed) / "config.yaml").open("a") as file:
+            file.write(f"{text}algorithm: {{alpha: 1.0}}\n")
+
+    def labels(*names):
+        (section,) = sections(gather([tmp_path / n for n in names])[0], 7)
+        return [group.label.removeprefix("cartpole-ppo · ") for group in section.groups]
+
+    assert labels("no", "too") == ["cartpole-ppo"]
+    assert labels("no", "six") == ["no replay.prioritised", "replay.prioritised"]
+    assert labels("six", "seven") == ["prioritised.alpha 0.6", "prioritised.alpha 0.7"]
+    assert labels("no", "six", "seven") == [
+        "no replay.prioritised",
+        "replay.prioritised, prioritised.alpha 0.6",
+        "replay.prioritised, prioritised.alpha 0.7",
+    ]
+
+
+def test_the_reward_of_a_batch_that_was_refilled_says_so(tmp_path):
+    plain, filled = (write_text_run(tmp_path / name) for name in ("plain", "filled"))
+    with (filled / "config.yaml").open("a") as file:
+        file.write("algorithm: {use: dapo, refill: correct}\n")
+    assert "after refilling" not in page_of(plain)[1]
+    assert "reward, after refilling" in page_of(filled)[1]
+
+
+def test_what_a_chart_is_about_stands_above_it(tmp_path):
+    page, text = page_of(write_run(tmp_path / "a", extra={"memory_host": 0.5}))
+    assert "greedy_return · dotted: bar 150" in page.text
+    assert ">bar 150</text>" not in text
+    assert "memory_host, GiB" in page.text
+
+
+def test_nothing_is_cut_by_less_than_it_takes_to_say_so():
+    assert clean("x" * 70, 60) == "x" * 70
+    assert clean("x" * 100, 60) == "x" * 60 + " … (40 more characters)"
+
+
 def test_an_evaluation_of_the_beginning_alone_is_no_result(tmp_path):
     run = write_run(tmp_path / "a", values=[10.0, 20.0])
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
