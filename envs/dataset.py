@@ -29,11 +29,16 @@ class Rows(Sequence[Mapping[str, Any]]):
     Args:
         read: Returns the dataset and counts of what was left out.
         count: Returns the number of rows in the files.
+        check_files: Refuses files that are not here, see `polopt.envs.rows.Source.check_files`.
     """
 
     def __init__(
-        self, read: Callable[[], tuple["Dataset", dict[str, Any]]], count: Callable[[], int]
+        self,
+        read: Callable[[], tuple["Dataset", dict[str, Any]]],
+        count: Callable[[], int],
+        check_files: Callable[[], None],
     ) -> None:
+        self.check_files = check_files
         self._read, self._count = read, count
         self._loaded: tuple[Dataset, dict[str, Any]] | None = None
 
@@ -256,8 +261,12 @@ def _parts(
 
     if other is not None:
         return (
-            Rows(lambda: read(source, how, train_limit), train_count),
-            Rows(lambda: read(other, how, eval_limit), lambda: at_most(eval_limit, other.count())),
+            Rows(lambda: read(source, how, train_limit), train_count, source.check_files),
+            Rows(
+                lambda: read(other, how, eval_limit),
+                lambda: at_most(eval_limit, other.count()),
+                other.check_files,
+            ),
         )
 
     @functools.cache
@@ -272,6 +281,6 @@ def _parts(
         return at_most(eval_limit, round(held_out * train_count()))
 
     return (
-        Rows(lambda: halves()[0], lambda: train_count() - held()),
-        Rows(lambda: halves()[1], held),
+        Rows(lambda: halves()[0], lambda: train_count() - held(), source.check_files),
+        Rows(lambda: halves()[1], held, source.check_files),
     )

@@ -46,6 +46,15 @@ class Source:
             found += map(Path, many or [path])
         return found
 
+    def check_files(self) -> None:
+        """Refuse a file that is not here, without reading any.
+
+        Raises:
+            ValueError: With its path.
+        """
+        for path in self.paths():
+            _check_file(path)
+
     def count(self) -> int:
         """Return the number of rows without reading them, 0 where that is not known.
 
@@ -111,9 +120,13 @@ def _count(path: Path) -> int | None:
         raise ValueError(f"cannot read {path}: {first_line(error)}") from error
 
 
-def _read(path: Path) -> "pa.Table":
+def _check_file(path: Path) -> None:
     if not path.is_file():
         raise ValueError(f"there is no file {str(path)!r}: bring it here or change the path")
+
+
+def _read(path: Path) -> "pa.Table":
+    _check_file(path)
     try:
         if path.suffix == ".parquet":
             from pyarrow.parquet import read_table

@@ -95,7 +95,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     evaluate_cli.add_arguments(
         command(
-            "eval", "let a trained language model answer held-out problems", evaluate_cli.EPILOG
+            "eval",
+            "let a trained language model answer held-out problems, or a trained policy play",
+            evaluate_cli.EPILOG,
         )
     )
     add_arguments(
@@ -143,10 +145,21 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     closed = args.command in ("list", "import-verl", "bench")
     odd = [word for word in rest if closed or word.startswith("-")]
     if odd:
-        parser.error(f"unrecognized arguments: {' '.join(odd)}")
+        hint = "" if closed else _as_setting(rest)
+        parser.error(f"unrecognized arguments: {' '.join(odd)}{hint}")
     if rest:
         args.arguments.extend(rest)
     return args
+
+
+def _as_setting(rest: Sequence[str]) -> str:
+    """Return the end of a message about `--key value`, if that looks like a setting."""
+    for word, after in zip(rest, [*rest[1:], "-"], strict=True):
+        key, found, value = word.removeprefix("--").partition("=")
+        value = value if found else after
+        if word.startswith("--") and not value.startswith("-"):
+            return f"; a setting of the recipe is written {key.replace('-', '_')}={value}"
+    return ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

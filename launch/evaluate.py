@@ -58,6 +58,7 @@ def evaluate(args: argparse.Namespace, signals: object) -> Result:
     """
     from polopt.launch.recipe import RecipeError
     from polopt.launch.train import is_file
+    from polopt.launch.words import check_words
 
     if not args.arguments or not args.arguments[0] or "=" in args.arguments[0]:
         raise RecipeError("name a run folder or a model first: polopt eval RUN|MODEL")
@@ -67,9 +68,7 @@ def evaluate(args: argparse.Namespace, signals: object) -> Result:
     if not 0 <= args.seed < 2**32:
         raise RecipeError(f"--seed must be a whole number from 0 to 4294967295, got {args.seed}")
     name, *overrides = args.arguments
-    for word in overrides:
-        if "=" not in word:
-            raise RecipeError(f"{word!r} is not of the form key=value; one model at a time")
+    check_words(overrides, "model")
     run = Path(name)
     if is_file(run / "config.yaml"):
         found, steps = _of_run(run, args, overrides)

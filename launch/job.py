@@ -45,8 +45,10 @@ STRATEGIES = ("ddp", "fsdp2", "zero2", "zero3")
 class Job(Protocol):
     """A checked recipe, ready to run. Building one writes nothing.
 
-    It may have a method `check_here()`, called before a run folder is made but not for a dry
-    run, that refuses what the machine lacks (a library, a folder). One that has an attribute
+    It may have two methods that are called before a run folder is made: `check_inputs()` refuses
+    what the recipe names and is not here, or what does not fit in the memory, reads and writes
+    nothing, and is called for a dry run, too; `check_here()` refuses what else the machine lacks
+    (a library, a folder to write to) and what the inputs hold. One that has an attribute
     `strategy`, one of `STRATEGIES` or None, is started by accelerate.
 
     Attributes:

@@ -103,8 +103,14 @@ class LlmJob:
         """
         return make_config(self.tree["trainer"], **owned)
 
+    def check_inputs(self) -> None:
+        """Refuse files of rows that are not here; see `Job`."""
+        from polopt.launch.llm_data import check_files
+
+        check_files(self.task)
+
     def check_here(self) -> None:
-        """Refuse what this machine lacks.
+        """Refuse what this machine lacks, and rows that do not fit.
 
         Raises:
             RecipeError: If a library or a folder is missing.

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 __all__ = [
+    "check_files",
     "check_lengths",
     "check_rows",
     "close_rewards",
@@ -41,6 +42,20 @@ def check_rows(task: TextTask) -> dict[str, Any] | None:
         return task.check()
     except ValueError as error:
         raise RecipeError(f"task: {error}") from error
+
+
+def check_files(task: TextTask) -> None:
+    """Refuse files of rows that are not here, without reading any.
+
+    Raises:
+        RecipeError: With the first that is missing.
+    """
+    for rows in (task.train, task.evaluation):
+        if isinstance(rows, Rows):
+            try:
+                rows.check_files()
+            except ValueError as error:
+                raise RecipeError(f"task: {error}") from error
 
 
 def check_lengths(prompts: Sequence[Any], tokenizer: Any, config: Any) -> None:  # noqa: ANN401

@@ -157,7 +157,7 @@ class OffPolicyJob:
             "episodes_per_evaluation": self.evaluation.episodes,
         }
 
-    def check_here(self) -> None:
+    def check_inputs(self) -> None:
         """Refuse a buffer that the machine has no memory for; see `Job`."""
         with contextlib.closing(self.task.make(1, seed=0)) as env:
             width = env.observation_spec["observation"].shape[-1]

@@ -3,6 +3,7 @@
 import argparse
 import errno
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from polopt.launch.resume import changes, finished
 from polopt.launch.run import Run, cpu_seconds, new_folder
 from polopt.launch.signals import HANDLED, Signals, Terminated, ignored
 from polopt.launch.start import Hosts, await_master, hosts_of, launcher, lines, server_line
+from polopt.launch.words import check_words
 
 __all__ = ["find_recipe", "is_file", "recipe_names", "train"]
 
@@ -49,8 +51,15 @@ def find_recipe(name: str) -> Path:
         return path
     if name in names:
         return names[name]
-    what = "file " if path.suffix in (".yaml", ".yml") or len(path.parts) > 1 else ""
-    raise RecipeError(f"there is no recipe {what}{name!r}, {nearest(path.stem, names)}")
+    if is_file(path / "config.yaml"):
+        raise RecipeError(
+            f"{name} is a run folder: go on with it by polopt train --resume {name}, or start its "
+            f"recipe anew by polopt train {path / 'config.yaml'}"
+        )
+    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        known = f", did you mean the recipe {path.stem!r}?" if path.stem in names else ""
+        raise RecipeError(f"there is no recipe file {name!r}{known or ': check the path'}")
+    raise RecipeError(f"there is no recipe {name!r}, {nearest(path.stem, names)}")
 
 
 def is_file(path: Path) -> bool:
@@ -76,15 +85,16 @@ def train(args: argparse.Namespace, signals: Signals) -> Result:
     _check_world(processes(tree), hosts)
     job = prepare(tree, name=Path(name or "run").stem)
     changed = {} if record is None else changes(job.tree, record.config, record.path)
+    ended = record and finished(job.tree, record.summary or {}, changed, record.path)
     if SPAWNED not in os.environ and rank() == 0:
         for line in check_recipe(job.tree, overrides):
             print(f"polopt: check: {line}", file=sys.stderr)
     if args.dry_run:
         return _plan(args, job, hosts, more)
-    if record and (text := finished(job.tree, record.summary or {}, changed, record.path)):
-        return _finished(text, record)
-    if (check := getattr(job, "check_here", None)) is not None:
-        check()
+    if record and ended:
+        return _finished(ended, record)
+    for name in ("check_inputs", "check_here"):
+        getattr(job, name, lambda: None)()
     if job.processes > 1 and "WORLD_SIZE" not in os.environ:
         return _spawn(
             [*launcher(job, hosts), "-m", *_command(args, more)], job, hosts, args, resume
@@ -110,9 +120,7 @@ def _read(
     name: str | None, overrides: Sequence[str], resume: Path | None
 ) -> tuple[dict[str, Any], Record | None]:
     """Return the recipe to run, and for a resumed run what its folder holds."""
-    for word in overrides:
-        if "=" not in word:
-            raise RecipeError(f"{word!r} is not of the form key=value; one recipe at a time")
+    check_words(overrides, "recipe")
     if resume is None:
         return load(find_recipe(str(name)), overrides), None
     try:
@@ -182,6 +190,11 @@ def _plan(args: argparse.Namespace, job: Job, hosts: Hosts, more: list[str]) -> 
         content["server"] = server
         text += f"\n# the server's, where it is to run; both need the same secret in KEY\n{server}"
     content["checks"] = check_recipe(job.tree, args.arguments)
+    try:
+        getattr(job, "check_inputs", lambda: None)()
+    except RecipeError as error:  # what is above can be read on a machine that lacks the files
+        print(f"polopt: {error}", file=sys.stderr)
+        return Result(content={**content, "error": str(error)}, text=text, code=2)
     return Result(content=content, text=text)
 
 
@@ -355,7 +368,10 @@ def _about_disk(error: BaseException, path: Path) -> str:
 def _text(summary: Mapping[str, Any]) -> str:
     rest = {k: v for k, v in summary.items() if k not in ("status", "run")}
     lines = [f"{summary['status']}: {summary.get('run', '')}"]
-    return "\n".join(lines + [f"  {k}: {_short(v)}" for k, v in rest.items()])
+    lines += [f"  {k}: {_short(v)}" for k, v in rest.items()]
+    if "signal" in summary:
+        lines.append(f"go on with polopt train --resume {shlex.quote(summary['run'])}")
+    return "\n".join(lines)
 
 
 def _short(value: object) -> str:

@@ -110,13 +110,12 @@ def _job(words: Sequence[str]) -> tuple[Any, list[str]]:
     from polopt.launch.job import prepare
     from polopt.launch.recipe import RecipeError, load
     from polopt.launch.train import find_recipe
+    from polopt.launch.words import check_words
 
     if not words or "=" in words[0]:
         raise RecipeError("name a recipe first: polopt tune-envs RECIPE [key=value …]")
     name, *overrides = words
-    for word in overrides:
-        if "=" not in word:
-            raise RecipeError(f"{word!r} is not of the form key=value; one recipe at a time")
+    check_words(overrides, "recipe")
     job: Any = prepare(load(find_recipe(name), overrides), name=Path(name).stem)
     if "trainer" in job.tree:
         raise RecipeError(

@@ -30,9 +30,15 @@ WRONG = [
     ("train", "name the recipe first"),
     ("train seed=1", "'seed=1' is a setting, name the recipe first"),
     ("train fake", "there is no recipe 'fake'"),
-    ("train none.yaml", "there is no recipe file 'none.yaml'"),
-    ("train a/b", "there is no recipe file 'a/b'"),
+    ("train none.yaml", "there is no recipe file 'none.yaml': check the path$"),
+    ("train cartpole-ppo.yaml", "file 'cartpole-ppo.yaml', did you mean the recipe 'cartpole-ppo'"),
+    ("train a/b", "there is no recipe file 'a/b': check the path$"),
     ("train fake.yaml other.yaml", "'other.yaml' is not of the form key=value"),
+    (
+        "train fake.yaml task={use: fake:task, scale: 2}",
+        "'fake:task,' is not of the form key=value: put the whole setting that begins with "
+        "task={use: in quotes, ",
+    ),
     ("train fake.yaml .x=1", "override '.x=1' is not of the form"),
     ("train fake.yaml seed.x=1", "'seed' must be a whole number from 0 .*, got {'x': 1}"),
     ("train fake.yaml colector.x=1", "unknown section 'colector', did you mean 'collector'?"),
@@ -120,6 +126,24 @@ def test_argparse_errors(here, capfd, line):
         main(line.split())
     assert caught.value.code == 2
     assert "usage: polopt" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "setting"),
+    [
+        ("train x --seed 3", "seed=3"),
+        ("train x --collector.total-frames=5", "collector.total_frames=5"),
+        ("show x --seed 3 a=1", "seed=3"),
+        ("train x --dryrun", None),
+        ("train x --dryrun --resum y", "resum=y"),
+        ("list --seed 3", None),
+    ],
+)
+def test_an_option_that_is_a_setting_is_said(here, capfd, line, setting):
+    with pytest.raises(SystemExit):
+        main(line.split())
+    hint = f"; a setting of the recipe is written {setting}\n"
+    assert capfd.readouterr().err.endswith(hint if setting else f"{line.split()[-1]}\n")
 
 
 def test_wrong_input_is_said_before_heavy_imports(here, start):
@@ -298,6 +322,16 @@ def test_a_signal_saves_and_ends(here, start, name, code, only_run, wait_for_lin
 
 
 @needs_safetensors
+def test_a_stopped_run_says_how_to_go_on(here, start, only_run, wait_for_lines):
+    process = start("train", "fake.yaml", "collector={total_frames: 100000, sleep: 0.02}")
+    wait_for_lines(1)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    last = f"go on with polopt train --resume {only_run().relative_to(here)}"
+    assert out.splitlines()[-1] == last
+
+
+@needs_safetensors
 def test_a_second_signal_ends_at_once(here, start, wait_for_lines):
     process = start("train", "fake.yaml", "task.fault=hang", "--json")
     wait_for_lines(5)
@@ -347,6 +381,9 @@ def test_a_resumed_run_keeps_its_recipe(here, capfd, only_run):
     assert main(["train", "fake.yaml"]) == 0
     path = str(only_run())
     capfd.readouterr()
+    assert main(["train", path]) == 2
+    err = capfd.readouterr().err
+    assert f"{path} is a run folder: go on with it by polopt train --resume {path}, or " in err
     before = {p: p.stat().st_mtime_ns for p in here.rglob("*")}
     for words in (["seed=1"], ["fake.yaml", "task.scale=2"], ["task.level=hard"]):
         assert main(["train", *words, "--resume", path]) == 2

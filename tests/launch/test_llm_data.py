@@ -136,9 +136,16 @@ def test_a_run_on_files(words, here, only_run, capsys, caplog):
     assert "task: there is no file" in json.loads(capsys.readouterr().out)["error"]
 
 
-def test_a_dry_run_needs_no_files(here, capsys):
-    assert main(["train", "gsm8k-grpo", "--dry-run", "--json"]) == 0
+def test_a_dry_run_prints_all_and_says_which_file_is_missing(here, capsys):
+    file = str(here / "none.parquet")
+    words = ["train", "gsm8k-grpo", f"task.train_files=[{file}]", "--dry-run"]
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert "# launch line" in out
+    assert err == f"polopt: task: there is no file {file!r}: bring it here or change the path\n"
+    assert main([*words, "--json"]) == 2
     content = json.loads(capsys.readouterr().out)
+    assert content["error"] == err.removeprefix("polopt: ").rstrip()
     assert content["arithmetic"]["training_problems"] == 0
     assert content["arithmetic"]["problems_per_generation"] == 8
     task = content["recipe"]["task"]

@@ -132,10 +132,10 @@ def test_an_environment_of_another_kind_is_refused(monkeypatch):
 
 
 def test_a_buffer_beyond_the_memory_is_refused_before_a_run():
-    job(CARTPOLE).check_here()
+    job(CARTPOLE).check_inputs()
     huge = job(CARTPOLE, "replay.capacity=10000000000000")
     with pytest.raises(RecipeError, match=r"'replay.capacity' 10,000,000,000,000 needs .* GiB"):
-        huge.check_here()
+        huge.check_inputs()
 
 
 def test_transitions_longer_than_a_batch_wait_for_later_ones(tmp_path):

@@ -90,6 +90,21 @@ def test_a_run_keeps_what_was_changed_when_it_was_resumed(here, capfd, only_run)
     assert len(read_run(only_run()).environment) == 2
 
 
+def test_a_dry_run_refuses_what_the_run_would(here, capfd, only_run, monkeypatch):
+    assert main(["train", "fake.yaml"]) == 0
+    words = ["train", "--resume", str(only_run()), "collector.total_frames=8", "--dry-run"]
+    assert main(words) == 0
+
+    def refuse(job):
+        raise RecipeError("it is not here")
+
+    monkeypatch.setattr("fake.FakeJob.check_inputs", refuse, raising=False)
+    capfd.readouterr()
+    for asked in (words, words[:-1]):
+        assert main(asked) == 2
+        assert capfd.readouterr().err == "polopt: it is not here\n"
+
+
 def test_a_resumed_run_that_is_killed_is_not_finished(here, start, capfd, only_run):
     assert main(["train", "fake.yaml", "collector={total_frames: 4, sleep: 0.01}"]) == 0
     path = only_run()
