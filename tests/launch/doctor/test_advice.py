@@ -23,8 +23,7 @@ SECTIONS = (
 KINDS = ("cartpole-ppo", "cartpole-grpo", "pendulum-ddpg", "cartpole-dqn", "arithmetic-grpo",
          "arithmetic-gspo")  # fmt: skip
 ODD = {
-    # All weights at 3e-5, for a run of only 40 steps, with the trainer's 100 between checkpoints.
-    "smollm2-arithmetic": {"no-checkpoint", "range-llm-lr"},
+    "smollm2-arithmetic": {"range-llm-lr"},  # all weights at 3e-5, for a run of only 40 steps
 }
 
 
