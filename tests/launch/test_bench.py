@@ -11,8 +11,8 @@ from polopt.launch.bench.meter import TASKS
 from polopt.launch.bench.report import summarise
 from polopt.launch.bench.table import ENTRIES, GOALS, Entry
 from polopt.launch.cli import main
-from polopt.launch.statistics import interquartile_mean, interval
 from polopt.launch.recipe import load
+from polopt.launch.statistics import interquartile_mean, interval
 from polopt.launch.train import find_recipe
 
 

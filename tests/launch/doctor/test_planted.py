@@ -1,6 +1,6 @@
 """The doctor on really trained runs with planted faults, and on healthy ones.
 
-The thresholds were chosen on all archives but `report` and `after`, which have other seeds, and were
+All archives but `report` and `after` chose the thresholds; these two have other seeds, and were
 trained and looked at afterwards. What is wrong in them is listed, so that nothing else goes wrong
 unseen.
 """
