@@ -142,8 +142,8 @@ class GymnasiumEnv(VectorEnv):
                 except (TypeError, ValueError):
                     raise EnvError(
                         f"environment {row} of {self._name} gave the reward {reward!r} and the "
-                        f"flags {terminated!r} and {truncated!r}, none may be an array: mend its "
-                        "step"
+                        f"flags {terminated!r} and {truncated!r}, each must be one number: mend "
+                        "its step"
                     ) from None
                 seen[row] = reached
         observation, reward, flags = map(torch.from_numpy, (seen, paid, flags))

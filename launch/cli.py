@@ -145,7 +145,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     closed = args.command in ("list", "import-verl", "bench")
     odd = [word for word in rest if closed or word.startswith("-")]
     if odd:
-        hint = "" if closed else _as_setting(rest)
+        hint = "" if closed or args.command == "report" else _as_setting(rest)
         parser.error(f"unrecognized arguments: {' '.join(odd)}{hint}")
     if rest:
         args.arguments.extend(rest)
@@ -158,7 +158,7 @@ def _as_setting(rest: Sequence[str]) -> str:
         key, found, value = word.removeprefix("--").partition("=")
         value = value if found else after
         if word.startswith("--") and not value.startswith("-"):
-            return f"; a setting of the recipe is written {key.replace('-', '_')}={value}"
+            return f"; if a setting of the recipe is meant, write {key.replace('-', '_')}={value}"
     return ""
 
 

@@ -54,9 +54,21 @@ def read_run(path: Path) -> Record:
         config=load(path / "config.yaml"),
         environment=sessions,
         metrics=read_metrics(path / "metrics.jsonl"),
-        summary=read_json(summary) if summary.exists() else None,
+        summary=_summary(summary),
         checkpoints=sorted(int(n) for n in numbers if n.isdecimal()),
     )
+
+
+def _summary(path: Path) -> dict[str, Any] | None:
+    """Return how a run ended; None if it did not. Another rank may remove it while it is read."""
+    if not path.exists():
+        return None
+    try:
+        return read_json(path)
+    except ValueError:
+        if path.exists():
+            raise
+        return None
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

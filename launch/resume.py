@@ -1,5 +1,6 @@
 """Going on with a run: what may differ from its recipe, and whether anything is left to do."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,9 @@ def changes(
             continue
         if key not in (*_LENGTH, *_PLACE):
             raise RecipeError(
-                f"{resume} was started with {key}={then.get(key)}, not {now.get(key)}: a resumed "
-                f"run may change {', '.join(_LENGTH)}, where servers are and how long to wait; "
-                "start a new run for the rest"
+                f"{resume} was started with {key}={_written(then.get(key))}, not "
+                f"{_written(now.get(key))}: a resumed run may change {', '.join(_LENGTH)}, where "
+                "servers are and how long to wait; start a new run for the rest"
             )
         found[key] = {"before": then.get(key), "now": now.get(key)}
     return found
@@ -78,20 +79,41 @@ def finished(
     if summary.get("status") != "completed":
         return None
     longer = {key: change["now"] for key, change in changed.items() if key in _LENGTH}
-    if "frames" not in summary:  # only the loop knows whether it was ended before its last step
-        mend = " or ".join(f"another {key}" for key in _LENGTH if key in flatten(tree))
-        return None if longer else f"finished already: {resume}; give {mend} to go on"
+    if "frames" not in summary:
+        return _by_steps(tree, summary, longer, resume)
     reasons = _reasons(tree, summary)
     if not reasons:
         return None
     mend = " and ".join(_MEND[key] for key in reasons)
     if longer:
-        given = ", ".join(f"{k}={'null' if v is None else v}" for k, v in longer.items())
+        given = ", ".join(f"{k}={_written(v)}" for k, v in longer.items())
         raise RecipeError(
             f"{resume} ended at frame {summary['frames']}, and {given} does not let it go on: "
             f"give {mend}"
         )
     return f"finished already: {resume}; give {mend} to go on"
+
+
+def _by_steps(
+    tree: Mapping[str, Any], summary: Mapping[str, Any], longer: Mapping[str, Any], resume: Path
+) -> str | None:
+    """As `finished`, for language models; what ended a run only its trainer knows."""
+    if not longer:
+        keys = [key for key in _LENGTH if key in flatten(tree)] or ["trainer.max_steps"]
+        mend = " or ".join(f"another {key}" for key in keys)
+        return f"finished already: {resume}; give {mend} to go on"
+    most, done = longer.get("trainer.max_steps"), summary.get("steps", 0)
+    if most is not None and 0 < most <= done:
+        raise RecipeError(
+            f"{resume} ended at step {done}, and trainer.max_steps={most} does not let it go on: "
+            "give more trainer.max_steps"
+        )
+    return None
+
+
+def _written(value: object) -> str:
+    """Return a value as recipes write it."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def _reasons(tree: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:

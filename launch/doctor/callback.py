@@ -109,6 +109,8 @@ class _Phases:
             embeddings = model.get_input_embeddings()  # type: ignore[operator]
         except (AttributeError, NotImplementedError):  # no language model, or none that says
             return
+        if embeddings is None:
+            return
         self._clock = PhaseClock(device)
         self._hook = embeddings.register_forward_pre_hook(self._pass)
 

@@ -109,12 +109,11 @@ def _recipe(name: str, overrides: list[str]) -> Result:
     from polopt.launch.doctor.report import as_json, as_text
     from polopt.launch.doctor.walk import as_lines, walk
     from polopt.launch.job import prepare
-    from polopt.launch.recipe import RecipeError, load
+    from polopt.launch.recipe import load
     from polopt.launch.train import find_recipe
+    from polopt.launch.words import check_words
 
-    for word in overrides:
-        if "=" not in word:
-            raise RecipeError(f"{word!r} is not of the form key=value; one recipe at a time")
+    check_words(overrides, "recipe")
     job = prepare(load(find_recipe(name), overrides), name=Path(name).stem)
     log = _settings(job.tree, f"recipe {name}", overrides)
     findings = preflight(log)

@@ -188,9 +188,10 @@ def text_rows(file: TextIO, reading: Reading) -> Iterator[Row | Mention]:
             if row.values:
                 phase, reading.framework = "", "trl"
                 yield row
-        elif text.startswith('{"') and (found := _mapping(text)) is not None:
+        # An object without a step is a sample, or a message of a logger in JSON.
+        elif text.startswith('{"') and (row := row_of(_mapping(text) or {})).step is not None:
             phase = ""
-            yield row_of(found)
+            yield row
         else:
             phase = phase_of(text) or phase
             if (line := mention(text, number_of_line, phase)) is not None:

@@ -143,6 +143,7 @@ def _told(path: str, config: dict[str, str], paths: set[str]) -> str:
         used = config.get(f"{path}.use")
         return f"{path} {used}" if used else path
     value = config.get(path, "null")
+    value = value if len(value) <= 40 else f"{value[:38]}…"
     if value == "null" and any(p.startswith(path + ".") for p in paths):
         return f"no {path}"
     return f"{_short(path, paths)} {value}" if path in config else ""

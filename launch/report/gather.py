@@ -19,7 +19,8 @@ __all__ = ["ReportRun", "aside", "gather"]
 
 _ASIDE = re.compile(
     r"seed|name|format|project|(checkpoints|doctor)(\..*)?"
-    r"|trainer\.(save_|logging_|report_to|output_dir|vllm_server_).*"
+    r"|trainer\.(save_|logging_|report_to|output_dir|vllm_server_|vllm_group_port|ddp_timeout).*"
+    r"|vllm\.(host|port|trainer_host|start_seconds|transfer_seconds)"
 )
 
 

@@ -142,7 +142,9 @@ def test_an_observation_of_another_shape_is_refused(length):
 def test_a_reward_that_is_no_number_is_refused():
     env = task_of(name="Two-v0", arguments={"reward": [1.0, 2.0]}).make(2)
     env.restart()
-    with pytest.raises(EnvError, match=r"0 of Two-v0 gave the reward \[1.0, 2.0\].* may be an arr"):
+    with pytest.raises(
+        EnvError, match=r"0 of Two-v0 gave the reward \[1.0, 2.0\].* each must be one number"
+    ):
         env.advance(torch.zeros(2, 1))
 
 

@@ -142,7 +142,7 @@ def test_argparse_errors(here, capfd, line):
 def test_an_option_that_is_a_setting_is_said(here, capfd, line, setting):
     with pytest.raises(SystemExit):
         main(line.split())
-    hint = f"; a setting of the recipe is written {setting}\n"
+    hint = f"; if a setting of the recipe is meant, write {setting}\n"
     assert capfd.readouterr().err.endswith(hint if setting else f"{line.split()[-1]}\n")
 
 

@@ -75,6 +75,20 @@ def test_a_run_goes_on(summary, now):
     assert finished(tree(**now), summary, changed(**now), PATH) is None
 
 
+def test_a_language_model_goes_on_with_more_steps_alone():
+    done = {"status": "completed", "steps": 6}
+    most = {steps: {"trainer.max_steps": {"before": 6, "now": steps}} for steps in (4, 6, 7, -1)}
+    assert finished({}, done, {}, PATH) == (
+        "finished already: runs/x; give another trainer.max_steps to go on"
+    )
+    for steps in (4, 6):
+        message = f"runs/x ended at step 6, and trainer.max_steps={steps} does not let it go on: "
+        with pytest.raises(RecipeError, match=message):
+            finished({}, done, most[steps], PATH)
+    assert finished({}, done, most[7], PATH) is None
+    assert finished({}, done, most[-1], PATH) is None  # its epochs say how long
+
+
 def test_a_run_keeps_what_was_changed_when_it_was_resumed(here, capfd, only_run):
     assert main(["train", "fake.yaml"]) == 0
     path = str(only_run())

@@ -146,13 +146,15 @@ def test_the_checklist_of_the_guide_is_gone_through(here, capfd):
     assert " -  update.max_grad_norm" in out
     assert "ok  replay.capacity" in out
     assert "algorithm.clip" not in out
-    assert " -  optimizer.lr.then.use" in out
+    assert " -  optimizer.lr.use" in out
     assert main(["doctor", "cartpole-double-dqn", "algorithm.gamma=1.0"]) == 0
     out = capfd.readouterr().out
     assert "ok  algorithm.use" in out
     assert " ?  algorithm.gamma" in out
     # A rate that falls over 60000 steps is no warm-up.
-    assert " -  optimizer.lr.then.use" in out
+    assert " ?  optimizer.lr.use" in out
+    main(["doctor", "cartpole-ppo"])
+    assert "ok  optimizer.lr.use" in capfd.readouterr().out
 
 
 def test_the_checklist_of_language_models_knows_both_names_of_checkpointing():

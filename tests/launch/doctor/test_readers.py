@@ -382,6 +382,14 @@ def test_json_lines_amid_other_text(tmp_path):
     assert [m.kind for m in found.mentions] == ["oom"]
 
 
+def test_json_lines_without_a_step_are_no_rows(tmp_path):
+    sample = '{"prompt": "1+1", "reward": 0.5}\n{"level": "error", "msg": "CUDA out of memory"}\n'
+    lines = [f"step:{i} - critic/score/mean:{i}.0\n" for i in (1, 2, 3)]
+    found = one(write(tmp_path / "a.log", sample.join(lines)))
+    assert found.columns["reward"].values == [1.0, 2.0, 3.0]
+    assert {m.kind for m in found.mentions} == {"oom"}
+
+
 def test_a_pipe(tmp_path):
     pipe = tmp_path / "log"
     os.mkfifo(pipe)
