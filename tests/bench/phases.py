@@ -4,7 +4,8 @@
 
 For a control run and one of a language model: how many times a clock is read in an iteration, what
 one reading costs, and what share of the iteration's CPU time that is. The iterations are those of
-`cartpole-ppo`, `pendulum-sac` and `arithmetic-dapo`, after one to warm up. The last line is the
+`cartpole-ppo`, `pendulum-sac` and `arithmetic-dapo`, after one to warm up, and those of a plain
+`GRPOTrainer` with the doctor's callback, whose hook sees every forward pass. The last line is the
 sample of memory that each line of the metrics takes. Readings are counted and priced apart from
 the runs: a difference of two runs would be noise.
 """
@@ -92,6 +93,41 @@ def language_model(steps):
     return marks.calls / steps, summary["train_cpu_seconds"] / steps
 
 
+def plain_trl(steps):
+    """Return of an optimizer step of `GRPOTrainer`: marks, calls of the hook, CPU seconds.
+
+    And the CPU seconds of one call.
+    """
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    from polopt.envs.text import arithmetic
+    from polopt.ext.trl.models import TinyQwen3
+    from polopt.launch.doctor.callback import DoctorCallback, _Phases
+
+    task = arithmetic(train_size=256)
+    source = TinyQwen3().make(task)
+    with tempfile.TemporaryDirectory() as folder:
+        args = GRPOConfig(
+            folder, use_cpu=True, bf16=False, max_steps=steps, max_completion_length=4,
+            logging_steps=1, save_strategy="no", report_to="none", disable_tqdm=True,
+            dataloader_pin_memory=False, per_device_train_batch_size=128,
+        )  # fmt: skip
+        trainer = GRPOTrainer(
+            AutoModelForCausalLM.from_pretrained(source), list(task.rewards), args,
+            train_dataset=Dataset.from_list([dict(row) for row in task.train]),
+            processing_class=AutoTokenizer.from_pretrained(source, padding_side="left"),
+            callbacks=[DoctorCallback()],
+        )  # fmt: skip
+        trainer.remove_callback(PrinterCallback)
+        with Count((PhaseClock, "_mark")) as marks, Count((_Phases, "_pass")) as passes:
+            began = time.process_time()
+            trainer.train()
+            spent = time.process_time() - began
+    return marks.calls / steps, passes.calls / steps, spent / steps, cost(_Phases()._pass)
+
+
 def main():
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -110,7 +146,7 @@ def main():
             pass
 
     pair, mark = cost(timed), cost(block) / 2
-    print("run               readings    each, µs    iteration, ms    share")
+    print("run                 readings    each, µs    iteration, ms    share")
     for name, settings, count in (
         ("cartpole-ppo", ["collector.use=BatchedCollector"], 5),
         ("pendulum-sac", [], 50),
@@ -119,12 +155,19 @@ def main():
         _row(name, laps + envs, (laps * lap + envs * pair) / (laps + envs), spent)
     marks, spent = language_model(steps)
     _row("arithmetic-dapo", marks, mark, spent)
+    marks, passes, spent, call = plain_trl(steps)
+    _row(
+        "plain GRPOTrainer",
+        marks + passes,
+        (marks * mark + passes * call) / (marks + passes),
+        spent,
+    )
     print(f"memory sample: {cost(usage.take) * 1e6:.1f} µs a line")
 
 
 def _row(name, readings, each, spent):
     share = readings * each / spent
-    print(f"{name:16}{readings:10.1f}{each * 1e6:12.2f}{spent * 1e3:17.2f}{share:9.3%}")
+    print(f"{name:18}{readings:10.1f}{each * 1e6:12.2f}{spent * 1e3:17.2f}{share:9.3%}")
 
 
 if __name__ == "__main__":
