@@ -178,6 +178,7 @@ import json, sys, time
 import torch
 from trl_setup import algorithm, build
 from polopt.ext.trl.trainer import PolicyTrainer
+from polopt.launch.peers import leave_group
 
 trainer = build(PolicyTrainer, sys.argv[1], algorithm=algorithm("grpo"), config={"max_steps": 3})
 rank, answer = trainer.accelerator.process_index, trainer._generate_single_turn
@@ -192,7 +193,8 @@ if rank == 0:
     lines = [line for line in trainer.state.log_history if "time_loss" in line]
     open(sys.argv[2], "w").write(json.dumps(lines))
 torch.distributed.barrier()
-torch.distributed.destroy_process_group()
+del trainer, answer, slow
+leave_group()
 """
 
 

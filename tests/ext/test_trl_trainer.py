@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -119,7 +120,11 @@ def test_partial_last_window(tmp_path):
 def test_gradient_on_two_ranks():
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", "2", str(SETUP), "2"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    # Two threads each on two cores wait for each other in turns: five times as long.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("compared on 2 ranks") == 2
 

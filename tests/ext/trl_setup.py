@@ -239,6 +239,8 @@ def refill(folder, *, share=0.5, max_rounds=8, kind=Recorder, sampling=None, **c
 if __name__ == "__main__":
     import tempfile
 
+    from polopt.launch.peers import leave_group
+
     world = int(sys.argv[1])
     start = tempfile.mkdtemp()
     saved(start)  # later only the first rank would write
@@ -302,4 +304,5 @@ if __name__ == "__main__":
         assert all(h["frac_reward_zero_std"] == h["sampling/groups_short"] / (2 * world)
                    for h in done.state.log_history if "loss" in h)  # fmt: skip
     print(f"compared on {world} ranks", flush=True)
-    torch.distributed.destroy_process_group()  # see polopt.launch.train
+    del done
+    leave_group()

@@ -30,6 +30,7 @@ from trl_setup import WORDS, build, tiny
 
 from polopt import losses
 from polopt.ext.trl.trainer import PolicyTrainer
+from polopt.launch.peers import leave_group
 
 BATCH = 16  # answers in an optimizer step, on all processes
 
@@ -122,8 +123,8 @@ def main(argv):
             "kl": [entry["kl"] for entry in log],
         }
         (args.folder / "world.json").write_text(json.dumps(report))
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    del trainer, policy, weights, resumed
+    leave_group()
 
 
 def difference(one, other, kind):

@@ -5,11 +5,10 @@ import os
 import sys
 from pathlib import Path
 
-import torch
-
 from polopt.envs.contract import RewardError
 from polopt.launch import llm_watch
 from polopt.launch.job import prepare
+from polopt.launch.peers import leave_group
 from polopt.launch.recipe import RecipeError, load
 from polopt.launch.record import read_metrics
 from polopt.launch.run import Run
@@ -47,7 +46,7 @@ def main(folder):
             assert all(0 < m["grad_norm"] < math.inf for m in steps), (name, steps)
             print(f"{name} trained", flush=True)
     told_on_all_ranks(Path(folder) / "told")
-    torch.distributed.destroy_process_group()
+    leave_group()
 
 
 def told_on_all_ranks(path):

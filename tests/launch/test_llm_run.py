@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -335,7 +336,10 @@ def test_other_algorithms_train_on_two_ranks(tmp_path, cache):
     script = Path(__file__).with_name("llm_ranks.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", "2", str(script), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     trained = [line.split()[0] for line in done.stdout.splitlines() if line.endswith(" trained")]
     assert set(trained) == {name for name in recipe_names() if name.startswith("arithmetic-")}
