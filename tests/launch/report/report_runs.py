@@ -1,10 +1,14 @@
-"""Run folders that look like ours, written by hand."""
+"""Run folders that look like ours, written by hand, and the page of a report, read back."""
 
 import json
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from polopt.launch.cli import main
 from polopt.launch.files import encode
+from polopt.launch.report.gather import gather
+from polopt.launch.report.page import render
 
 HOSTILE = (
     "</script><script>document.title='owned'</script><img src=x onerror=alert(1)> "
@@ -81,3 +85,47 @@ def write_text_run(folder: Path, *, text: str = "4 + 4 = 8", name: str = "sums")
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write JSON."""
     path.write_text(encode(content))
+
+
+class Page(HTMLParser):
+    """The elements of a page, and its text."""
+
+    VOID = ("meta", "link", "img", "br", "hr", "input")
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.open, self.words, self.faults = [], [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.faults.append(tag)
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+
+def page_of(*folders):
+    text = render(*gather(folders))
+    page = Page(text)
+    assert not page.faults, page.faults
+    assert not page.open
+    return page, text
+
+
+def polopt(capsys, *arguments):
+    code = main(["report", *map(str, arguments), "--json"])
+    return code, json.loads(capsys.readouterr().out)
